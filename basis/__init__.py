@@ -1,0 +1,1 @@
+"""The key sketch basis: file format, capture, fit, recall."""

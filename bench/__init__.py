@@ -1,0 +1,1 @@
+"""Benchmarks: kernels, decode, scheduler, swarm, and their reports."""

@@ -1,0 +1,1 @@
+"""The vLLM plug-in; the only package that imports vllm."""

@@ -1,0 +1,1 @@
+"""Patch machinery and series for what no vLLM extension point reaches."""

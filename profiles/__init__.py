@@ -1,0 +1,1 @@
+"""YAML hardware profiles: schema, loader, arithmetic, launch."""
