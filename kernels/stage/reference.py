@@ -1,0 +1,25 @@
+"""Plain PyTorch definition of `stage`."""
+
+from __future__ import annotations
+
+import torch
+
+from ..layout import KVLayout
+from ..rows import dequantize
+
+
+def stage_reference(
+    rows: torch.Tensor,
+    block_table: torch.Tensor,
+    request: int,
+    start: int,
+    end: int,
+    layout: KVLayout,
+    key_out: torch.Tensor,
+    value_out: torch.Tensor,
+) -> None:
+    token = torch.arange(start, end, device=rows.device)
+    block = block_table[request].long()[token // layout.block_size]
+    key, value = dequantize(rows[block, :, token % layout.block_size], layout)
+    key_out[: end - start].copy_(key)
+    value_out[: end - start].copy_(value)
