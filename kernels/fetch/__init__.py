@@ -35,6 +35,10 @@ def fetch(selection: Selection, block_table: torch.Tensor, rows: torch.Tensor, l
         ValueError: if `R * Hkv * K` exceeds the staging rows of `hot`, or its rows do not fit `layout`.
     """
     hot.check(selection.indices.shape, layout)
+    if selection.indices.is_cuda:
+        from . import kernel
+
+        return kernel.fetch(selection, block_table, rows, layout, hot)
     return fetch_reference(selection, block_table, rows, layout, hot)
 
 
@@ -44,7 +48,12 @@ def invalidate(slot_mapping: torch.Tensor, layout: KVLayout, hot: HotSet) -> Non
     Args:
         slot_mapping: `[T]` int64.
     """
-    invalidate_reference(slot_mapping, layout, hot)
+    if slot_mapping.is_cuda:
+        from . import kernel
+
+        kernel.invalidate(slot_mapping, layout, hot)
+    else:
+        invalidate_reference(slot_mapping, layout, hot)
 
 
 def pool_row_index(selection: Selection, block_table: torch.Tensor, layout: KVLayout) -> torch.Tensor:
@@ -53,4 +62,8 @@ def pool_row_index(selection: Selection, block_table: torch.Tensor, layout: KVLa
     Returns:
         `row_index [R, Hkv, K]` int32 into `rows.view(-1, row_bytes)`, −1 beyond the counts.
     """
+    if selection.indices.is_cuda:
+        from . import kernel
+
+        return kernel.pool_row_index(selection, block_table, layout)
     return pool_row_index_reference(selection, block_table, layout)

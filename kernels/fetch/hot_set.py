@@ -27,13 +27,17 @@ class HotSet:
     Attributes:
         rows: `[entries + staging, row_bytes]` uint8.
         entries: `[sets, WAYS]` int64, −1 if empty.
-        clock: `[2]` int64, one step counter, kept twice because the lookup advances one while its programs read the other.
+        clock: `[2]` int64, one step counter, kept twice: the kernel that advances one of them reads the other.
+        missed: `[staging]` int64, the rows the lookup did not find, `position in the selection << 32 | pool row`.
+        missed_count: `[2]` int32, the length of that list, in even and odd steps; each step clears the other.
         counters: `[3]` int64: rows found, rows read from the host, and how many of those went to staging.
     """
 
     rows: torch.Tensor
     entries: torch.Tensor
     clock: torch.Tensor
+    missed: torch.Tensor
+    missed_count: torch.Tensor
     counters: torch.Tensor
     tag_base: int = 0
 
@@ -51,6 +55,8 @@ class HotSet:
             rows=torch.empty(sets * WAYS + staging, layout.row_bytes, dtype=torch.uint8, device=device),
             entries=torch.full((sets, WAYS), EMPTY, dtype=torch.int64, device=device),
             clock=torch.zeros(2, dtype=torch.int64, device=device),
+            missed=torch.empty(staging, dtype=torch.int64, device=device),
+            missed_count=torch.zeros(2, dtype=torch.int32, device=device),
             counters=torch.zeros(3, dtype=torch.int64, device=device),
         )
 

@@ -57,7 +57,7 @@ def fetch_reference(
     brought = torch.cat([missed_slot[missed_slot >= 0], slot[bypassed]])
     origin = torch.cat([(missed - hot.tag_base)[missed_slot >= 0], source[bypassed]])
     hot.rows[brought] = rows.view(-1, rows.shape[-1])[origin]
-    hot.counters += torch.stack([torch.tensor(len(slot) - len(brought)), torch.tensor(len(brought)), bypassed.sum().cpu()]).to(hot.counters)
+    hot.counters.add_(torch.tensor([len(slot) - len(brought), len(brought), int(bypassed.sum())]))
 
     row_index = torch.full_like(pool_row, -1)
     row_index.view(-1)[position] = slot.to(torch.int32)
@@ -71,7 +71,7 @@ def _claim(tag: torch.Tensor, now: torch.Tensor, hot: HotSet) -> torch.Tensor:
     rank = torch.arange(len(sets), device=tag.device) - (per_set.cumsum(0) - per_set)[first]
     entries = hot.entries[touched]
     age = ((now - (entries >> 32)) & CLOCK_MASK).masked_fill(entries == EMPTY, 2**31)
-    age, way = age.sort(1, descending=True, stable=True)
+    age, way = age.sort(dim=1, descending=True, stable=True)
     free = (rank < WAYS) & (age[first, rank.clamp(max=WAYS - 1)] > 0)
     slot = torch.where(free, sets * WAYS + way[first, rank.clamp(max=WAYS - 1)], -1)
     hot.entries.view(-1)[slot[free]] = now << 32 | tag[order][free]
