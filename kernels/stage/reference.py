@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..layout import KVLayout
-from ..rows import dequantize
+from ..rows import dequantise_rows
 
 
 def stage_reference(
@@ -20,6 +20,6 @@ def stage_reference(
 ) -> None:
     token = torch.arange(start, end, device=rows.device)
     block = block_table[request].long()[token // layout.block_size]
-    key, value = dequantize(rows[block, :, token % layout.block_size], layout)
+    key, value = dequantise_rows(rows[block, :, token % layout.block_size], layout)
     key_out[: end - start].copy_(key)
     value_out[: end - start].copy_(value)
