@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from sparsekv.basis.fit import random_basis, transposed_basis, truncate
@@ -91,7 +91,7 @@ def heldout_test(
     fitted: Mapping[str, SketchBasis],
     ranks: Sequence[int],
     rank: int,
-    bits: int,
+    bits: Literal[4, 8],
     source: Source,
     sequences: Sequence[list[int]],
     progress: Progress,

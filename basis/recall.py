@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from sparsekv.kernels.sketch import SketchBasis, dequantise_codes, quantise_codes
+from sparsekv.kernels.layout import KVLayout
+from sparsekv.kernels.sketch import SketchBasis, decode_codes, encode_keys
 
 SINKS, WINDOW = 4, 32
 """Always selected, inside the budget."""
@@ -31,15 +33,15 @@ class Attention:
     def true_weights(self) -> torch.Tensor:
         return self.softmax(self.query @ self.key.unsqueeze(1).mT)
 
-    def sketch_weights(self, sketch: SketchBasis, bits: int) -> torch.Tensor:
-        """The weights that a sketch of `bits`-bit codes sees."""
-        codes = self.codes(sketch, bits)
-        return self.softmax((self.query @ sketch.query_map.to(self.query).unsqueeze(1)) @ codes.unsqueeze(1).mT)
-
-    def codes(self, sketch: SketchBasis, bits: int) -> torch.Tensor:
-        """Key coordinates after quantisation, `[Hkv, T, rank]` float32."""
-        mean, key_map = sketch.mean.to(self.key), sketch.key_map.to(self.key)
-        return dequantise_codes(*quantise_codes((self.key - mean.unsqueeze(1)) @ key_map, bits), bits)
+    def sketch_weights(self, sketch: SketchBasis, bits: Literal[4, 8]) -> torch.Tensor:
+        """The weights that a sketch of `bits`-bit codes sees, with the kernels' own codes and query maps."""
+        sketch = sketch.to(self.key.device)
+        kv_heads, groups, _, dim = self.query.shape
+        layout = KVLayout(kv_heads * groups, kv_heads, dim, "bf16", sketch.key_map.shape[-1], bits)
+        codes, scales = encode_keys(self.key.transpose(0, 1), sketch, layout)
+        keys = (decode_codes(codes, layout).float() * scales.float().unsqueeze(-1)).transpose(0, 1)
+        queries = (self.query @ sketch.query_codes.float().unsqueeze(1)) * sketch.query_scales[:, None, None]
+        return self.softmax(queries @ keys.unsqueeze(1).mT)
 
 
 def select(estimate: torch.Tensor, positions: torch.Tensor, budget: int) -> torch.Tensor:
@@ -76,7 +78,7 @@ def recency(attention: Attention) -> torch.Tensor:
     return torch.arange(tokens, device=attention.key.device).float().expand(heads, len(attention.positions), tokens)
 
 
-def sketched(sketch: SketchBasis, bits: int) -> Scorer:
+def sketched(sketch: SketchBasis, bits: Literal[4, 8]) -> Scorer:
     """Selection by sketch, query heads joined by the mean of their softmax weights, as the engine does."""
     return lambda attention: attention.sketch_weights(sketch, bits).mean(dim=1)
 

@@ -1,0 +1,1 @@
+"""Recall: attention mass offline (`mass.py`), answers of a served model (`sparsekv validate recall`)."""
