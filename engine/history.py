@@ -27,17 +27,22 @@ class Segment:
     end: int
 
 
-def plan_segments(layers: int, histories: list[tuple[int, int]], segment_tokens: int = SEGMENT_TOKENS) -> list[Segment]:
+def segment_lengths(history: int) -> list[int]:
+    """Tokens of each segment of a history."""
+    return [min(SEGMENT_TOKENS, history - start) for start in range(0, history, SEGMENT_TOKENS)]
+
+
+def plan_segments(layers: int, histories: list[tuple[int, int]]) -> list[Segment]:
     """All segments of a step in the order the layers consume them.
 
     Args:
         histories: (row of the block table, tokens already in the pool) of each prefilling request that has a history.
     """
     return [
-        Segment(layer, request, start, min(start + segment_tokens, history))
+        Segment(layer, request, i * SEGMENT_TOKENS, i * SEGMENT_TOKENS + length)
         for layer in range(layers)
         for request, history in histories
-        for start in range(0, history, segment_tokens)
+        for i, length in enumerate(segment_lengths(history))
     ]
 
 
@@ -64,6 +69,8 @@ class HistoryPipeline:
 
     def begin(self, segments: list[Segment]) -> None:
         """Starts staging for a step. Everything queued on the current stream so far may have written the rows."""
+        for i in range(self._taken, self._issued):  # staged for a layer that did not run
+            self._staged[i % BUFFERS].wait()
         self._segments = segments
         self._issued = self._taken = 0
         for event in self._free:
