@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,35 @@ from typing import Any
 import pytest
 import torch
 
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel module is imported
 KERNELS = str(Path(__file__).resolve().parents[2] / "kernels")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
+    if HAS_GPU:
         return
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(
+    params=[
+        "reference",
+        pytest.param("interpreter", marks=pytest.mark.skipif(HAS_GPU, reason="with a GPU the kernels are compiled")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which implementation of the op under test to use."""
+    return request.param
+
+
+@pytest.fixture
+def device(backend: str) -> str:
+    return "cuda" if backend == "cuda" else "cpu"
 
 
 @pytest.fixture(autouse=True)
