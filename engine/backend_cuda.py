@@ -88,7 +88,7 @@ class SparseCudaMetadataBuilder(AttentionMetadataBuilder[SparseCudaMetadata]):
         spans = [(first + i, slice(*span), n - (span[1] - span[0])) for i, (span, n) in enumerate(zip(pairwise(starts), lens, strict=True))]
         histories = [(request, chunk, n) for request, chunk, n in spans if chunk.stop > chunk.start and n > 0]
         if histories:
-            cuda_runtime(self.device).begin_prefill([(request, n) for request, _, n in histories], m.block_table_tensor)
+            cuda_runtime().begin_prefill([(request, n) for request, _, n in histories], m.block_table_tensor)
         return PrefillBatch(
             num_tokens=starts[-1],
             query_start_loc=m.query_start_loc[first : m.num_reqs + 1] - first_token,
@@ -137,7 +137,7 @@ class SparseCudaImpl(SparseImplMixin, TritonAttentionImpl):
 
         on_host = self.config.placement == "host"
         pool = allocate_layer(layout, self.config.num_blocks, basis, rows_on_host if on_host else rows_on_gpu, device)
-        runtime = cuda_runtime(device)
+        runtime = cuda_runtime()
         if on_host:
             max_requests = self._vllm_config.scheduler_config.max_num_seqs
             staging = max_requests * layout.num_kv_heads * self.config.policy.capacity

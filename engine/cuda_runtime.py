@@ -60,6 +60,6 @@ class CudaRuntime:
 
 
 @functools.cache
-def cuda_runtime(device: torch.device) -> CudaRuntime:
-    """The runtime of this process."""
-    return CudaRuntime(device)
+def cuda_runtime() -> CudaRuntime:
+    """The runtime of this process, on its current GPU: a vLLM worker has one."""
+    return CudaRuntime(torch.device("cuda", torch.cuda.current_device()))
