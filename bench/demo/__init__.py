@@ -1,0 +1,1 @@
+"""The demo: a small real model on any CPU."""
