@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from .arms import ARMS, Case
@@ -62,6 +63,22 @@ def run_case(engine: Any, case: Case, seed: int) -> dict[str, Any]:
     }
 
 
+def sparse_counters() -> Callable[[], dict[str, float]]:
+    """What the engine counted since the last call. The engine runs in this process, or there is nothing to read."""
+    import torch
+
+    from sparsekv.engine.metrics import step_counters
+
+    counters = step_counters(torch.device("cuda"))
+
+    def read() -> dict[str, float]:
+        counters.drain()
+        torch.cuda.synchronize()
+        return counters.drain()
+
+    return read
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("arm", choices=sorted(ARMS))
@@ -110,9 +127,11 @@ def main() -> None:
     started = time.perf_counter()
     llm = LLM(**options)
     emit(arm=arm.name, event="boot", seconds=time.perf_counter() - started, drafts=args.drafts)
+    read_counters = sparse_counters() if arm.sparse else dict
     for case in cases:
         for repeat in range(args.repeats):
-            row = run_case(llm.llm_engine, case, seed=repeat)
+            read_counters()
+            row = run_case(llm.llm_engine, case, seed=repeat) | {"counters": read_counters()}
             free, total = torch.cuda.mem_get_info()
             emit(arm=arm.name, event="case", repeat=repeat, drafts=args.drafts, gpu_used_gib=(total - free) / 2**30, **row)
 
