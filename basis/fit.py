@@ -55,8 +55,12 @@ def random_basis(like: SketchBasis, seed: int) -> SketchBasis:
 
 
 def transposed_basis(like: SketchBasis) -> SketchBasis:
-    """Control: the score's bilinear form transposed, queries and keys confused with one another."""
-    return SketchBasis(mean=like.mean, key_map=like.query_map, query_map=like.key_map)
+    """Control: the numbers of each map read in the wrong order, `[rank, D]` taken for `[D, rank]`."""
+
+    def misread(maps: torch.Tensor) -> torch.Tensor:
+        return maps.mT.contiguous().view(maps.shape)
+
+    return SketchBasis(mean=like.mean, key_map=misread(like.key_map), query_map=misread(like.query_map))
 
 
 def _fit_kq(stats: LayerStats) -> tuple[torch.Tensor, torch.Tensor]:

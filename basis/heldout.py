@@ -111,8 +111,7 @@ def heldout_test(
         scorers |= {"oracle": oracle, "recency": recency, "random": sketched(random_basis(own, 0), bits)}
         if len(keys) > 1:
             scorers["other_layer"] = sketched(other, bits)
-        if fitted[key].key_map is not fitted[key].query_map and not torch.equal(own.key_map, own.query_map):  # whose score is symmetric
-            scorers["transposed"] = sketched(transposed_basis(own), bits)
+        scorers["transposed"] = sketched(transposed_basis(own), bits)
         parts[key].append(measure(attention, scorers, BUDGETS))
         last = Attention(attention.query[:, :, -CONSECUTIVE:], attention.key, attention.positions[-CONSECUTIVE:])
         selected = select(sketched(own, bits)(last), last.positions, budget)
