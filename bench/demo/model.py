@@ -115,15 +115,18 @@ def _convert(gguf: Path, target: Path) -> None:
     if not all(torch.isfinite(p).all() for p in model.parameters()):
         raise SparsekvError(f"{gguf.name} holds weights that are not finite")
     model.save_pretrained(target)
-    _clean_config(target / "config.json")
+    (target / "model.safetensors").chmod(0o644)
     _save_tokenizer(gguf, target)
+    # What only speaks of the file these came from.
+    _drop_keys(target / "config.json", "quantization_config", "_name_or_path", "_model_name_or_path")
+    _drop_keys(
+        target / "tokenizer_config.json", "is_local", "local_files_only", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"
+    )
 
 
-def _clean_config(path: Path) -> None:
-    config = json.loads(path.read_text())
-    config.pop("_name_or_path", None)
-    config.pop("_model_name_or_path", None)
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+def _drop_keys(path: Path, *names: str) -> None:
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key not in names}
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def _save_tokenizer(gguf: Path, target: Path) -> None:
