@@ -40,4 +40,8 @@ def attend(
         `out [T, Hq, D]` in the query's dtype and `lse [T, Hq]` float32, the natural log-sum-exp of the scaled scores.
         A query that sees nothing, and one beyond `query_start_loc[R]`, gives zeros and −inf.
     """
+    if query.is_cuda:
+        from . import kernel
+
+        return kernel.attend(query, query_start_loc, seq_lens, flat_rows, row_index, selection, layout, scale)
     return attend_reference(query, query_start_loc, seq_lens, flat_rows, row_index, selection, layout, scale)

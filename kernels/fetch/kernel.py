@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LOOKUP_TILE = 64
 GATHER_ROWS = 32
-GATHER_WARPS = 1
+GATHER_LINES = 4
+GATHER_WARPS = 4
 GATHER_PROGRAMS_PER_SM = 4
 INDEX_TILE = 1024
 
@@ -37,7 +38,7 @@ def set_of(tag, SETS_LOG2: tl.constexpr):
     return (tag * 2654435769 & 0xFFFFFFFF) >> (32 - SETS_LOG2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_table_stride", "tag_base"])
 def lookup_kernel(
     indices_ptr,
     counts_ptr,
@@ -127,7 +128,7 @@ def claim(tag, pending, now, entries_ptr, SETS_LOG2: tl.constexpr, WAYS: tl.cons
 
 
 @triton.jit
-def copy_rows(source_ptr, source, target_ptr, target, active, ROW_BYTES: tl.constexpr):
+def copy_rows(source_ptr, source, target_ptr, target, active, ROW_BYTES: tl.constexpr, LINES_AT_ONCE: tl.constexpr):
     """Copies rows of 8-byte words that start at any multiple of 8 bytes.
 
     Lanes are laid over the 128-byte lines a row touches, not over the row: each line is asked for once, as one read over
@@ -136,15 +137,15 @@ def copy_rows(source_ptr, source, target_ptr, target, active, ROW_BYTES: tl.cons
     WORDS: tl.constexpr = ROW_BYTES // 8
     LINES: tl.constexpr = ROW_BYTES // 128 if ROW_BYTES % 128 == 0 else (ROW_BYTES + 120 + 127) // 128
     start = source.to(tl.int64) * WORDS
-    for j in tl.static_range(LINES):
-        word = (((start >> 4) << 4) + 16 * j)[:, None] + tl.arange(0, 16)[None, :]
+    for line in tl.static_range(0, LINES, LINES_AT_ONCE):
+        word = (((start >> 4) << 4) + 16 * line)[:, None] + tl.arange(0, 16 * LINES_AT_ONCE)[None, :]
         even = word // 2 * 2 - start[:, None]  # loads come in pairs of words; only pairs that touch the row are made
         data = tl.load(source_ptr + word, mask=active[:, None] & (even > -2) & (even < WORDS), other=0)
         inner = word - start[:, None]
         tl.store(target_ptr + target[:, None] * WORDS + inner, data, mask=active[:, None] & (inner >= 0) & (inner < WORDS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tag_base"])
 def bring_kernel(
     pool_ptr,
     hot_ptr,
@@ -159,6 +160,7 @@ def bring_kernel(
     WAYS: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     ROWS: tl.constexpr,
+    LINES_AT_ONCE: tl.constexpr,
 ):
     now = tl.load(clock_ptr + 1)
     if tl.program_id(0) == 0:
@@ -176,7 +178,7 @@ def bring_kernel(
         slot = tl.where(bypass, (WAYS << SETS_LOG2) + position, slot)
         tl.store(row_index_ptr + position, slot.to(tl.int32), mask=pending)
         active = won | bypass
-        copy_rows(pool_ptr, row, hot_ptr, slot, active, ROW_BYTES)
+        copy_rows(pool_ptr, row, hot_ptr, slot, active, ROW_BYTES, LINES_AT_ONCE)
         brought += tl.sum(active.to(tl.int32))
         bypassed += tl.sum(bypass.to(tl.int32))
         joined = tl.sum((pending & (active == 0)).to(tl.int32))
@@ -197,7 +199,7 @@ def invalidate_rows(entries_ptr, tag, active, SETS_LOG2: tl.constexpr, WAYS: tl.
     tl.store(entries_ptr + slot, -1, mask=active[:, None] & ((entry & 0xFFFFFFFF) == tag[:, None]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "tag_base"])
 def invalidate_kernel(
     slot_mapping_ptr,
     entries_ptr,
@@ -216,7 +218,7 @@ def invalidate_kernel(
     invalidate_rows(entries_ptr, row + tag_base, active, SETS_LOG2, WAYS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_table_stride"])
 def pool_row_index_kernel(
     indices_ptr,
     counts_ptr,
@@ -277,6 +279,7 @@ def fetch(selection: Selection, block_table: torch.Tensor, rows: torch.Tensor, l
         hot.tag_base,
         ROW_BYTES=layout.row_bytes,
         ROWS=GATHER_ROWS,
+        LINES_AT_ONCE=GATHER_LINES,
         num_warps=GATHER_WARPS,
         **geometry,
     )

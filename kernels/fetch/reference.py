@@ -31,9 +31,7 @@ def pool_row_index_reference(selection: Selection, block_table: torch.Tensor, la
     return row.masked_fill(~used, -1).to(torch.int32)
 
 
-def fetch_reference(
-    selection: Selection, block_table: torch.Tensor, rows: torch.Tensor, layout: KVLayout, hot: HotSet
-) -> torch.Tensor:
+def fetch_reference(selection: Selection, block_table: torch.Tensor, rows: torch.Tensor, layout: KVLayout, hot: HotSet) -> torch.Tensor:
     pool_row = pool_row_index_reference(selection, block_table, layout)
     position = (pool_row.flatten() >= 0).nonzero().squeeze(1)
     source = pool_row.flatten()[position].long()

@@ -9,7 +9,7 @@ import triton.language as tl
 TILE = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "lse_a_stride_t", "lse_a_stride_h", "lse_b_stride_t", "lse_b_stride_h"])
 def merge_kernel(
     out_a_ptr,
     lse_a_ptr,

@@ -27,4 +27,9 @@ def stage(
         block_table: `[R, max_blocks]` int32; `request` is its row.
         key_out, value_out: `[n, Hkv, D]`, n >= end - start, written in place from row 0.
     """
-    stage_reference(rows, block_table, request, start, end, layout, key_out, value_out)
+    if key_out.is_cuda:
+        from . import kernel
+
+        kernel.stage(rows, block_table, request, start, end, layout, key_out, value_out)
+    else:
+        stage_reference(rows, block_table, request, start, end, layout, key_out, value_out)

@@ -16,7 +16,9 @@ class Pool:
     def __init__(self, device, *, requests=3, heads=2, blocks=9, dim=64, row_format="int8", block_size=128, shared=False, seed=0):
         self.generator = torch.Generator().manual_seed(seed)
         self.layout = KVLayout(heads * 3, heads, dim, row_format, sketch_rank=32, block_size=block_size)
-        self.rows = torch.randint(256, self.layout.rows_shape(blocks * (1 if shared else requests)), dtype=torch.uint8, generator=self.generator)
+        self.rows = torch.randint(
+            256, self.layout.rows_shape(blocks * (1 if shared else requests)), dtype=torch.uint8, generator=self.generator
+        )
         table = torch.randperm(self.rows.shape[0], generator=self.generator)
         self.table = (table.repeat(requests, 1) if shared else table.view(requests, blocks)).int().to(device)
         self.rows = self.rows.to(device)

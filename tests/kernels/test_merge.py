@@ -9,6 +9,7 @@ from sparsekv.kernels.merge import kernel, merge_reference
 def merge(backend):
     return merge_reference if backend == "reference" else kernel.merge
 
+
 def attention(query, key, value):
     """float64 attention of `[T, H, D]` queries over `[n, H, D]` keys: out and natural log-sum-exp."""
     scores = torch.einsum("thd,nhd->thn", query, key)
@@ -26,7 +27,9 @@ def test_union(merge, device, tokens, heads, dim, dtype):
     head_major = lse_b.float().t().contiguous().t()
     out, lse = merge(*(t.to(device) for t in (out_a.to(dtype), lse_a.float(), out_b.to(dtype), head_major)))
     assert out.dtype == dtype
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    torch.testing.assert_close(
+        out.cpu().double(), expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+    )
     torch.testing.assert_close(lse.cpu().double(), expected_lse, rtol=1e-5, atol=1e-5)
 
 

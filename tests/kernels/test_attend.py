@@ -1,0 +1,165 @@
+"""attend: exact attention over the selected rows, against float64 over plain keys and values."""
+
+import pytest
+import torch
+from sparsekv.kernels.attend import attend as public_attend
+from sparsekv.kernels.attend import attend_reference, kernel
+from sparsekv.kernels.layout import KVLayout
+from sparsekv.kernels.rows import dequantise_rows, quantise_rows
+from sparsekv.kernels.sketch import Selection
+
+POISON = 0xFF  # as bytes of bf16 or of a float32 scale: NaN
+
+
+class Case:
+    """A batch whose rows lie scattered in a flat buffer full of NaN, with only the selected ones filled in."""
+
+    def __init__(
+        self, device, lengths, q_lens, counts, *, row_format="int8", dim=64, heads=2, group=3, capacity=None, dtype=torch.bfloat16, seed=0
+    ):
+        generator = torch.Generator().manual_seed(seed)
+        self.layout = KVLayout(heads * group, heads, dim, row_format, sketch_rank=32)
+        requests = len(lengths)
+        sizes = torch.tensor([n if isinstance(n, tuple) else (n,) * heads for n in counts], dtype=torch.int32)
+        capacity = capacity or max(128, -(-int(sizes.max()) // 128) * 128)
+        total = int(sizes.sum())
+        self.flat_rows = torch.full((2 * total + 1, self.layout.row_bytes), POISON, dtype=torch.uint8)
+        indices = torch.full((requests, heads, capacity), -1, dtype=torch.int32)
+        row_index = torch.full((requests, heads, capacity), -1, dtype=torch.int32)
+        free = torch.randperm(2 * total, generator=generator) + 1  # row 0 stays poisoned
+        for request in range(requests):
+            for head in range(heads):
+                n = int(sizes[request, head])
+                # Selections hold the newest tokens (the window), as a real one does.
+                newest = torch.arange(max(0, lengths[request] - n // 2), lengths[request])[-n:] if n else torch.arange(0)
+                older = torch.randperm(lengths[request] - len(newest), generator=generator)[: n - len(newest)]
+                indices[request, head, :n] = torch.cat([older, newest]).sort().values.int()
+                row_index[request, head, :n], free = free[:n].int(), free[n:]
+        key, value = (
+            torch.randn(total, dim, generator=generator) * torch.rand(total, 1, generator=generator).mul(3).exp() for _ in range(2)
+        )
+        used = row_index[row_index >= 0].long()
+        self.flat_rows[used] = quantise_rows(key.bfloat16(), value.bfloat16(), self.layout)
+        self.q_lens, self.lengths = q_lens, lengths
+        self.query = torch.randn(sum(q_lens), heads * group, dim, generator=generator).to(dtype)
+        self.start = torch.tensor([0, *q_lens]).cumsum(0).int()
+        self.seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        self.selection = Selection(indices, sizes, torch.ones(requests, heads))
+        self.row_index, self.scale, self.device = row_index, dim**-0.5, device
+
+    def run(self, attend):
+        d = self.device
+        selection = Selection(self.selection.indices.to(d), self.selection.counts.to(d), self.selection.mass.to(d))
+        out, lse = attend(
+            self.query.to(d),
+            self.start.to(d),
+            self.seq_lens.to(d),
+            self.flat_rows.to(d),
+            self.row_index.to(d),
+            selection,
+            self.layout,
+            self.scale,
+        )
+        return out.cpu(), lse.cpu()
+
+    def expected(self):
+        """One query at a time, in float64."""
+        out = torch.zeros(self.query.shape, dtype=torch.float64)
+        lse = torch.full(self.query.shape[:2], -torch.inf, dtype=torch.float64)
+        for request, (start, q_len, length) in enumerate(zip(self.start.tolist(), self.q_lens, self.lengths, strict=False)):
+            for q in range(q_len):
+                for head in range(self.query.shape[1]):
+                    kv_head = head // self.layout.group_size
+                    n = int(self.selection.counts[request, kv_head])
+                    seen = self.selection.indices[request, kv_head, :n] <= length - q_len + q
+                    key, value = dequantise_rows(self.flat_rows[self.row_index[request, kv_head, :n][seen].long()], self.layout)
+                    if not seen.any():
+                        continue
+                    scores = key.double() @ self.query[start + q, head].double() * self.scale
+                    out[start + q, head] = scores.softmax(0) @ value.double()
+                    lse[start + q, head] = scores.logsumexp(0)
+        return out, lse
+
+    def check(self, attend):
+        out, lse = self.run(attend)
+        assert out.dtype == self.query.dtype
+        expected, expected_lse = self.expected()
+        # Errors of the kernel: bf16 probabilities and output; int4 also rounds the rotated query.
+        tolerance = 1e-4 if self.query.dtype == torch.float32 else 2e-2
+        spread = expected.abs().amax(dim=-1, keepdim=True).clamp_min(1e-3)
+        assert torch.isfinite(out).all()
+        assert ((out.double() - expected).abs() / spread).max() < tolerance
+        empty = expected_lse == -torch.inf
+        assert torch.equal(lse == -torch.inf, empty)
+        assert (out[empty] == 0).all()
+        assert (lse.double() - expected_lse)[~empty].abs().max() < (1e-4 if self.query.dtype == torch.float32 else 3e-2)
+
+
+@pytest.fixture
+def attend(backend):
+    return attend_reference if backend == "reference" else kernel.attend
+
+
+FORMATS = ["bf16", "int8", "int4"]
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_formats_and_head_dims(attend, device, row_format, dim):
+    Case(device, [300, 5000, 70], [1, 1, 1], [130, (97, 1), 70], row_format=row_format, dim=dim, seed=dim).check(attend)
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+@pytest.mark.parametrize("q_len", range(2, 9))
+def test_drafts_are_causal(attend, device, row_format, q_len):
+    Case(device, [4000, q_len, 90], [q_len] * 3, [150, q_len, (90, 33)], row_format=row_format, seed=q_len).check(attend)
+
+
+def test_ragged_query_lengths(attend, device):
+    Case(device, [700, 30, 9, 50_000], [3, 1, 8, 2], [64, 30, 9, (129, 255)], seed=1).check(attend)
+
+
+@pytest.mark.parametrize("group", [1, 2, 6, 7, 12])
+def test_group_sizes(attend, device, group):
+    Case(device, [200, 77], [4, 4], [100, 77], group=group, heads=1, row_format="int4", seed=group).check(attend)
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 127, 128])
+def test_counts_up_to_capacity(attend, device, count):
+    Case(device, [262_144, 131], [1, 2], [count, (0, count)], capacity=128, seed=count).check(attend)
+
+
+def test_empty_selection_and_graph_padding(attend, device):
+    """Padded requests have no tokens; padded query rows lie beyond the last start. Both must come out as empty."""
+    case = Case(device, [90, 40, 0, 0], [1, 1, 1, 1], [50, 0, 0, 0])
+    case.check(attend)
+    case = Case(device, [90, 40, 0, 0], [2, 2, 0, 0], [50, 40, 0, 0])
+    case.query = torch.cat([case.query, torch.full((4, *case.query.shape[1:]), torch.nan, dtype=case.query.dtype)])
+    case.check(attend)
+
+
+def test_query_sees_only_later_tokens(attend, device):
+    """Every selected token is a draft after the first query."""
+    case = Case(device, [100], [3], [2])
+    case.selection.indices[..., :2] = torch.tensor([98, 99], dtype=torch.int32)
+    case.check(attend)
+
+
+@pytest.mark.parametrize("row_format", ["bf16", "int4"])
+def test_long_dense_selection(attend, device, row_format):
+    Case(device, [1300, 900], [1, 1], [1300, 900], row_format=row_format, capacity=1408).check(attend)
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+def test_float32_reference_is_exact(row_format):
+    Case("cpu", [300, 70], [2, 1], [130, (70, 3)], row_format=row_format, dtype=torch.float32).check(public_attend)
+
+
+def test_large_scores_do_not_overflow(attend, device):
+    case = Case(device, [200], [1], [150])
+    case.query *= 40
+    case.scale = 1.0
+    out, lse = case.run(attend)
+    expected, expected_lse = case.expected()
+    assert torch.isfinite(out).all()
+    assert ((lse.double() - expected_lse).abs() / expected_lse.abs()).max() < 1e-2

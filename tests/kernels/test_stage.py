@@ -1,0 +1,34 @@
+"""stage: rows of a token range back to plain keys and values."""
+
+import pytest
+import torch
+from sparsekv.kernels.layout import KVLayout
+from sparsekv.kernels.rows import dequantise_rows, quantise_rows
+from sparsekv.kernels.stage import kernel, stage_reference
+
+
+@pytest.fixture
+def stage(backend):
+    return stage_reference if backend == "reference" else kernel.stage
+
+
+@pytest.mark.parametrize("row_format", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 256), (127, 129), (250, 300), (5, 5)])
+def test_range(stage, device, row_format, dim, start, end):
+    generator = torch.Generator().manual_seed(dim + start)
+    layout = KVLayout(6, 2, dim, row_format, sketch_rank=32)
+    blocks, used = 7, 3
+    key, value = (torch.randn(2, 128 * used, 2, dim, generator=generator).bfloat16() * 3 for _ in range(2))
+    table = torch.randperm(blocks, generator=generator)[: 2 * used].view(2, used)
+    rows = torch.full(layout.rows_shape(blocks), 0xFF, dtype=torch.uint8)
+    for request in range(2):
+        tokens = quantise_rows(key[request], value[request], layout)
+        for i, block in enumerate(table[request].tolist()):
+            rows[block] = tokens[i * 128 : (i + 1) * 128].transpose(0, 1)
+    key_out, value_out = (torch.full((end - start + 3, 2, dim), torch.nan, dtype=torch.bfloat16, device=device) for _ in range(2))
+    stage(rows.to(device), table.int().to(device), 1, start, end, layout, key_out, value_out)
+    expected = dequantise_rows(quantise_rows(key[1, start:end], value[1, start:end], layout), layout)
+    for got, want in zip((key_out, value_out), expected, strict=True):
+        torch.testing.assert_close(got[: end - start].cpu().float(), want.bfloat16().float(), rtol=1e-2, atol=1e-2)
+        assert got[end - start :].isnan().all()
