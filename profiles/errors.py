@@ -15,6 +15,8 @@ class ExitCode(enum.IntEnum):
     """The command line, a profile or a file that it names is wrong."""
     ENVIRONMENT = 3
     """This machine cannot do it: no GPU, another vLLM, too little memory."""
+    INTERNAL = 70
+    """A bug of sparsekv itself (EX_SOFTWARE)."""
     INTERRUPTED = 130
 
 
