@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from sparsekv.kernels.attend import attend as public_attend
 from sparsekv.kernels.attend import attend_reference, kernel
 from sparsekv.kernels.layout import KVLayout
@@ -160,6 +161,72 @@ def test_large_scores_do_not_overflow(attend, device):
     case.query *= 40
     case.scale = 1.0
     out, lse = case.run(attend)
-    expected, expected_lse = case.expected()
+    _, expected_lse = case.expected()
     assert torch.isfinite(out).all()
     assert ((lse.double() - expected_lse).abs() / expected_lse.abs()).max() < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row_format", FORMATS)
+def test_rows_beyond_two_gib(row_format):
+    case = Case("cuda", [4000, 3000], [2, 1], [1500, (900, 3)], row_format=row_format, dim=256, heads=2)
+    far = torch.full((5 * 2**29 // case.layout.row_bytes, case.layout.row_bytes), POISON, dtype=torch.uint8, device="cuda")
+    offset = len(far) - len(case.flat_rows)
+    assert offset * case.layout.row_bytes > 2**31
+    far[offset:] = case.flat_rows.cuda()
+    expected, expected_lse = case.run(public_attend)
+    case.row_index = torch.where(case.row_index >= 0, case.row_index + offset, -1)
+    case.flat_rows = far
+    out, lse = case.run(public_attend)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row_format", FORMATS)
+def test_graph_replay_follows_its_inputs(row_format):
+    """One graph for a uniform batch serves every count, length and padding."""
+    batches = [
+        (4, [5000, 70, 900, 2], [1000, 70, (1, 900), 2]),
+        (2, [300, 20, 0, 0], [(7, 128), 20, 0, 0]),
+        (3, [9, 4096, 2, 0], [9, 1024, 1, 0]),
+    ]
+    cases = [
+        Case("cuda", lengths, [2] * real + [0] * (4 - real), counts, row_format=row_format, dim=128, capacity=1024, seed=real)
+        for real, lengths, counts in batches
+    ]
+    layout = cases[0].layout
+    shapes = {"query": (8, 6, 128), "start": (5,), "seq_lens": (4,), "flat_rows": (20_000, layout.row_bytes), "row_index": (4, 2, 1024)}
+    static = {name: torch.zeros(shape, dtype=getattr(cases[0], name).dtype, device="cuda") for name, shape in shapes.items()}
+    indices, counts = (torch.zeros(shape, dtype=torch.int32, device="cuda") for shape in ((4, 2, 1024), (4, 2)))
+    selection = Selection(indices, counts, torch.ones(4, 2, device="cuda"))
+
+    def step():
+        return public_attend(*static.values(), selection, layout, cases[0].scale)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = step()
+    for case in [*cases, cases[0]]:
+        for name, tensor in static.items():
+            value = getattr(case, name)
+            tensor[: len(value)] = value.cuda()
+        selection.indices.copy_(case.selection.indices)
+        selection.counts.copy_(case.selection.counts)
+        out.fill_(torch.nan)
+        graph.replay()
+        used = len(case.query)
+        case.check(lambda *_, used=used: (out[:used].clone(), lse[:used].clone()))
+        assert (out[used:] == 0).all()
+        assert (lse[used:] == -torch.inf).all()
+
+
+@pytest.mark.gpu
+def test_same_bits_every_time():
+    case = Case("cuda", [9000, 400, 5000], [3, 1, 8], [2200, 400, 1999], dim=256)
+    out, lse = case.run(public_attend)
+    for _ in range(5):
+        again, lse_again = case.run(public_attend)
+        assert torch.equal(out, again)
+        assert torch.equal(lse, lse_again)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sparsekv.kernels import fetch as op
 from sparsekv.kernels.fetch import HotSet, kernel
 from sparsekv.kernels.layout import KVLayout
@@ -217,3 +218,94 @@ def test_clear_errors():
         op.fetch(pool.pick([1, 1, 1], 8), pool.table, pool.rows, KVLayout(6, 2, 64, "int4", 32), hot)
     with pytest.raises(ValueError, match="31-bit"):
         hot.for_layer(4, 2**29)
+
+
+@pytest.mark.gpu
+class TestOnTheGPU:
+    """What only real hardware shows: host memory read in place, large offsets, graphs, races."""
+
+    def pinned(self, gib):
+        """int8 rows of head_dim 256 in a pinned pool of four requests, full of NaN patterns."""
+        pool = Pool.__new__(Pool)
+        pool.generator = torch.Generator().manual_seed(0)
+        pool.layout = KVLayout(24, 4, 256, "int8", sketch_rank=128)
+        blocks = int(gib * 2**30) // (4 * 128 * pool.layout.row_bytes)
+        pool.rows = torch.full(pool.layout.rows_shape(blocks), 0xFF, dtype=torch.uint8, pin_memory=True)
+        pool.table = torch.randperm(blocks, generator=pool.generator)[: blocks // 4 * 4].view(4, -1).int().cuda()
+        pool.device, pool.tokens = "cuda", pool.table.shape[1] * 128
+        return pool
+
+    def fill(self, pool, pool_rows):
+        """Gives some rows contents of their own, free of 0xFF bytes."""
+        flat = pool.rows.view(-1, pool.layout.row_bytes)
+        flat[pool_rows] = torch.randint(128, (len(pool_rows), pool.layout.row_bytes), dtype=torch.uint8, generator=pool.generator)
+
+    def test_pinned_pool_beyond_two_gib(self):
+        pool = self.pinned(3)
+        selection = pool.pick([2048, (2100, 7, 0, 1), 500, 2048], 2176)
+        index = op.pool_row_index_reference(selection, pool.table, pool.layout)
+        used = index[index >= 0].unique().long().cpu()
+        assert int(used.max()) * pool.layout.row_bytes > 2**31
+        self.fill(pool, used)
+        hot = pool.hot(65536, selection.indices.numel())
+        for _ in range(2):
+            row_index = op.fetch(selection, pool.table, pool.rows, pool.layout, hot)
+            pool.check(selection, row_index, hot)
+            assert not (hot.rows[row_index[row_index >= 0].long()] == 0xFF).any()
+        assert hot.counters.tolist()[:2] == [int(selection.counts.sum())] * 2
+
+    @pytest.mark.parametrize("capacity", [64, 8192])
+    def test_graph_replay_follows_its_inputs(self, capacity):
+        """Selections, tables and rewritten rows change in place between replays of one graph."""
+        pool = self.pinned(0.5)
+        pool.tokens = 600
+        self.fill(pool, torch.arange(pool.rows.shape[:3].numel()).view(-1, 4 * 128)[pool.table[:, :5].flatten().long().cpu()].flatten())
+        static = pool.pick([300, 300, 300, 300], 384)
+        hot = pool.hot(capacity, static.indices.numel())
+        slots = torch.full((32,), -1, dtype=torch.int64, device="cuda")
+
+        def step():
+            op.invalidate(slots, pool.layout, hot)
+            return op.fetch(static, pool.table, pool.rows, pool.layout, hot)
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            row_index = step()
+        for replay in range(12):
+            fresh = pool.pick([300 - 20 * replay, (replay, 0, 384, 1), 300, 0], 384)
+            static.indices.copy_(fresh.indices)
+            static.counts.copy_(fresh.counts)
+            pool.table.copy_(pool.table.roll(1, 0))
+            token = torch.randperm(600, generator=pool.generator)[:32]
+            rewritten = pool.table[2].cpu().long()[token // 128] * 128 + token % 128
+            if replay % 2:
+                rewritten[:8] = -1
+            slots.copy_(rewritten)
+            pool.rows[rewritten[8:] // 128, :, rewritten[8:] % 128] ^= 0x11
+            graph.replay()
+            torch.cuda.synchronize()
+            pool.check(static, row_index, hot)
+
+    @pytest.mark.parametrize("shared", [False, True])
+    @pytest.mark.parametrize("capacity", [16, 1024, 65536])
+    def test_many_claims_at_once(self, shared, capacity):
+        """Thousands of misses race for few sets; requests with one table race for the same rows."""
+        pool = Pool("cuda", requests=8, heads=4, blocks=64, row_format="int4", dim=256, shared=shared)
+        hot = pool.hot(capacity, 8 * 4 * 1024)
+        for step in range(6):
+            selection = pool.pick([1024] * 8, 1024)
+            if shared:
+                selection.indices.copy_(selection.indices[:1].expand_as(selection.indices).clone())
+            pool.check(selection, op.fetch(selection, pool.table, pool.rows, pool.layout, hot), hot)
+            found, brought, bypassed = hot.counters.tolist()
+            assert found + brought == (step + 1) * 8 * 4 * 1024
+            assert bypassed <= brought
+            tags = hot.entries[hot.entries != -1] & 0xFFFFFFFF
+            stamps = hot.entries[hot.entries != -1] >> 32
+            assert int(stamps.max()) == step + 1
+            if not shared:
+                assert len(tags.unique()) == len(tags)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from sparsekv.kernels.merge import kernel, merge_reference
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.rows import dequantise_rows, quantise_rows
 from sparsekv.kernels.stage import kernel, stage_reference
@@ -32,3 +33,21 @@ def test_range(stage, device, row_format, dim, start, end):
     for got, want in zip((key_out, value_out), expected, strict=True):
         torch.testing.assert_close(got[: end - start].cpu().float(), want.bfloat16().float(), rtol=1e-2, atol=1e-2)
         assert got[end - start :].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row_format", ["bf16", "int8", "int4"])
+def test_pinned_pool_beyond_two_gib(row_format):
+    """Reads only the blocks of the request, from host memory in place."""
+    layout = KVLayout(24, 4, 256, row_format, sketch_rank=128)
+    blocks = 5 * 2**29 // (4 * 128 * layout.row_bytes) + 1
+    rows = torch.full(layout.rows_shape(blocks), 0xFF, dtype=torch.uint8, pin_memory=True)
+    generator = torch.Generator().manual_seed(0)
+    key, value = (torch.randn(1280, 4, 256, generator=generator).bfloat16() for _ in range(2))
+    table = torch.tensor([[0] * 10, list(range(blocks - 10, blocks))], dtype=torch.int32)
+    stored = quantise_rows(key, value, layout)
+    rows[-10:] = stored.view(10, 128, 4, -1).transpose(1, 2)
+    key_out, value_out = (torch.full((1200, 4, 256), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    kernel.stage(rows, table.cuda(), 1, 37, 1237, layout, key_out, value_out)
+    for got, want in zip((key_out, value_out), dequantise_rows(stored[37:1237], layout), strict=True):
+        torch.testing.assert_close(got.cpu().float(), want.bfloat16().float(), rtol=1e-2, atol=1e-2)
