@@ -222,6 +222,11 @@ def choose_splits(pairs: int, capacity: int, device: torch.device) -> int:
     return 1 << (min(wanted, max(1, capacity // 64), 64).bit_length() - 1)
 
 
+def launch_shape(row_format: str, block_m: int) -> dict[str, int]:
+    """Rows per tile and how many warps and stages work on it; 99 KB of shared memory is the limit of consumer cards."""
+    return {"BLOCK_N": 32 if row_format == "bf16" else 64, "num_warps": 8 if block_m == 64 else 4, "num_stages": 2}
+
+
 def attend(
     query: torch.Tensor,
     query_start_loc: torch.Tensor,
@@ -273,10 +278,8 @@ def attend(
         VALUE_OFFSET=layout.value_offset,
         SPLITS=splits,
         BLOCK_M=block_m,
-        BLOCK_N=32 if layout.row_format == "bf16" else 64,
         DOT=tl.bfloat16 if query.is_cuda else tl.float32,  # the interpreter's bf16 product is wrong
-        num_warps=8 if block_m == 64 else 4,
-        num_stages=2,
+        **launch_shape(layout.row_format, block_m),
     )
     merge_splits_kernel[(tokens, q_heads)](
         part_out,
