@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig, get_current_vllm_config
@@ -21,6 +21,7 @@ from sparsekv.kernels.attend import attend
 from sparsekv.kernels.fetch import fetch, pool_row_index
 from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.select import select
+from sparsekv.kernels.tally import tally
 from sparsekv.kernels.write import write
 from sparsekv.profiles.errors import SparsekvError
 
@@ -29,9 +30,6 @@ from .config import BLOCK_SIZE, EngineConfig, active_config
 from .metrics import StepCounters, step_counters
 from .pools import LayerPool, allocate_layer
 from .spec import SparseKVSpec, to_host_spec
-
-if TYPE_CHECKING:
-    from sparsekv.kernels.sketch import Selection
 
 _state_page_bytes = 0
 """Page of the served model's recurrent states, known once its first attention layer exists: `customize_spec` is a class
@@ -61,6 +59,7 @@ class RequestBatch:
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
+    max_query_len: int
 
 
 class SparseImplMixin:
@@ -146,7 +145,9 @@ class SparseImplMixin:
         device = self._vllm_config.device_config.device
         self.pool = self.allocate(layout, basis.layer(key, slice(start, start + self.num_kv_heads)), device)
         self.counters: StepCounters = step_counters(device)
+        self.counters.row_bytes = layout.row_bytes
         self.counts_requests = rank == 0 and self.layer_name == first
+        self.tally_row = self.counters.decode[0 if self.counts_requests else 1]
 
     def allocate(self, layout: KVLayout, basis: Any, device: torch.device) -> LayerPool:
         raise NotImplementedError
@@ -168,28 +169,24 @@ class SparseImplMixin:
         """
         pool = self.pool
         selection = select(
-            query, batch.query_start_loc, batch.seq_lens, batch.block_table, pool.sketch, pool.basis, pool.layout, self.config.policy
+            query,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_table,
+            pool.sketch,
+            pool.basis,
+            pool.layout,
+            self.config.policy,
+            scale=self.scale,
+            max_query_len=batch.max_query_len,
         )
         if pool.hot is None:
             rows, row_index = pool.flat_rows, pool_row_index(selection, batch.block_table, pool.layout)
         else:
             rows, row_index = pool.hot.rows, fetch(selection, batch.block_table, pool.rows, pool.layout, pool.hot)
         out, _ = attend(query, batch.query_start_loc, batch.seq_lens, rows, row_index, selection, pool.layout, self.scale)
-        self.count_decode(selection, batch)
+        tally(selection, batch.seq_lens, self.config.policy, self.tally_row)
         return out
-
-    def count_decode(self, selection: Selection, batch: RequestBatch) -> None:
-        """Adds one layer's sparse decode to the statistics."""
-        counters, heads = self.counters, self.pool.layout.num_kv_heads
-        selected = selection.counts.sum()
-        counters.add("selected_tokens", selected)
-        counters.add("context_tokens", batch.seq_lens.sum() * heads)
-        counters.add("selections", selection.counts.numel())
-        counters.add("selected_mass", selection.mass.sum())
-        counters.add("sparse_bytes", selected * self.pool.layout.row_bytes)
-        if self.counts_requests:
-            counters.add("sparse_requests", batch.seq_lens.shape[0])
-
 
 def _check_capacity(config: EngineConfig, vllm_config: VllmConfig) -> None:
     """vLLM's own check sees the virtual page only: a request that can never fit would wait for ever."""

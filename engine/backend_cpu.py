@@ -22,8 +22,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from sparsekv.kernels.layout import KVLayout
+from sparsekv.kernels.rows import dequantise_rows
 from sparsekv.kernels.sketch import SketchBasis
-from sparsekv.kernels.stage import stage
 
 from . import adapter
 from .backend import RequestBatch, SparseBackendMixin, SparseImplMixin
@@ -100,7 +100,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
     def _sparse(self, m: CommonAttentionMetadata, chosen: torch.Tensor) -> SparseBatch:
         requests = chosen.nonzero().squeeze(1)
         query_start_loc, tokens = _pack(m.query_start_loc, requests)
-        batch = RequestBatch(query_start_loc, m.seq_lens[requests], m.block_table_tensor[requests])
+        batch = RequestBatch(query_start_loc, m.seq_lens[requests], m.block_table_tensor[requests], self.max_decode_query_len)
         return SparseBatch(batch, tokens)
 
     def _dense(self, m: CommonAttentionMetadata, chosen: torch.Tensor, decodes: torch.Tensor) -> DenseBatch:
@@ -165,18 +165,32 @@ class SparseCPUImpl(SparseImplMixin, CPUAttentionBackendImpl):
 
     def _attend_densely(self, layer: Any, query: torch.Tensor, batch: DenseBatch, output: torch.Tensor) -> None:
         """vLLM's kernel over the requests' rows, gathered from the pool."""
-        pool = self.pool
-        num_blocks = batch.pool_blocks.numel()
-        num_tokens = num_blocks * BLOCK_SIZE
-        key = torch.empty(num_tokens, self.num_kv_heads, self.head_size, dtype=query.dtype)
-        value = torch.empty_like(key)
-        stage(pool.rows, batch.pool_blocks.unsqueeze(0), 0, 0, num_tokens, pool.layout, key, value)
-        scratch = torch.empty(num_blocks, self.num_kv_heads, BLOCK_SIZE, 2 * self.head_size, dtype=query.dtype)
-        CPUAttentionBackendImpl.do_kv_cache_update(self, layer, key, value, scratch, torch.arange(num_tokens))
+        layout = self.pool.layout
+        key, value = _key_value(self.pool.rows[batch.pool_blocks], layout, query.dtype)
+        scratch = torch.empty(*key.shape[:3], 2 * self.head_size, dtype=query.dtype)
+        # vLLM packs keys for its kernel, each (block, head) by itself. Seen as blocks of one head, ours need no transposing.
+        CPUAttentionBackendImpl.do_kv_cache_update(
+            self,
+            layer,
+            key.view(-1, 1, self.head_size),
+            value.view(-1, 1, self.head_size),
+            scratch.view(-1, 1, BLOCK_SIZE, 2 * self.head_size),
+            torch.arange(key[..., 0].numel()),
+        )
         CPUAttentionBackendImpl.forward(self, layer, query, key, value, scratch, batch.metadata, output)
-        self.counters.add("dense_bytes", batch.num_rows * pool.layout.num_kv_heads * pool.layout.row_bytes)
+        self.counters.add("dense_bytes", batch.num_rows * layout.num_kv_heads * layout.row_bytes)
         if self.counts_requests:
             self.counters.add("dense_requests", batch.num_decodes)
+
+
+def _key_value(rows: torch.Tensor, layout: KVLayout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `[M, Hkv, B, row_bytes]` as keys and values `[M, Hkv, B, D]` in the model's dtype; views where they are that already."""
+    if layout.row_format == "bf16":
+        both = rows.view(torch.bfloat16)
+        key, value = both[..., : layout.head_dim], both[..., layout.head_dim :]
+    else:
+        key, value = dequantise_rows(rows, layout)
+    return key.to(dtype), value.to(dtype)
 
 
 def _pack(query_start_loc: torch.Tensor, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

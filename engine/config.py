@@ -8,13 +8,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from sparsekv.kernels.layout import RowFormat
 from sparsekv.kernels.policy import SelectionPolicy
 from sparsekv.profiles.errors import SparsekvError
+
+from .prefill_plan import SchedulerSettings
 
 PROFILE_ENV = "SPARSEKV_PROFILE"
 """Path of a resolved profile (YAML or JSON). The plug-in is inert where it is not set."""
@@ -32,6 +34,11 @@ class EngineConfig:
     """Tokens the host pool holds over all requests and cached prefixes."""
     basis: Path
     policy: SelectionPolicy
+    placement: Literal["host", "gpu"]
+    """Where the rows lie; on a CPU there is one memory and it makes no difference."""
+    hot_bytes: int
+    """GPU memory of the hot set, for rows in host memory; shared by all layers of a rank."""
+    scheduler: SchedulerSettings
 
     @property
     def num_blocks(self) -> int:
@@ -76,6 +83,8 @@ def read_config(path: Path) -> EngineConfig:
             row_format=_one_of(kv, "dtype", ("bf16", "int8", "int4")),
             pool_tokens=int(kv["pool_tokens"]),
             basis=Path(sketch["basis"]),
+            placement=_one_of(kv, "placement", ("host", "gpu")),
+            hot_bytes=int(kv["hot_bytes"]),
             policy=SelectionPolicy(**{name: selection[name] for name in names & selection.keys()}),
         )
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:

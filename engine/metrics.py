@@ -1,8 +1,7 @@
 """What the engine counts, and its way to vLLM's /metrics under the prefix `sparsekv_`.
 
-Workers count with tensor operations into one small tensor, so that a replayed CUDA graph counts too. Each step the
-connector (`connector.py`) takes the difference, vLLM sums it over the ranks, carries it to the API server with its own
-statistics, and hands it to `SparseKVPromMetrics` there.
+Each step the connector (`connector.py`) takes what the workers counted, vLLM sums it over the ranks, carries it to the
+API server with its own statistics, and hands it to `SparseKVPromMetrics` there.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from prometheus_client import Counter, Gauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from sparsekv.kernels.tally import FIELDS
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ COUNTERS = {
     "hot_hits": Metric("sparsekv_hot_rows_total", "Selected rows looked up in the hot set", ("result", "hit")),
     "hot_misses": Metric("sparsekv_hot_rows_total", "Selected rows looked up in the hot set", ("result", "miss")),
 }
-"""Order is the order in the counting tensor. All sums run over the tensor-parallel ranks as well, `*_requests` apart."""
+"""All but `*_requests` are summed over the tensor-parallel ranks as well."""
 
 GAUGES = {
     "pool_used": Metric("sparsekv_pool_tokens", "Host pool in tokens: held by requests, or free to be given to them", ("state", "used")),
@@ -52,40 +53,67 @@ GAUGES = {
     "pool_cached": Metric("sparsekv_pool_cached_tokens", "Tokens of the host pool that a later request can hit, held or free"),
 }
 
-_INDEX = {key: index for index, key in enumerate(COUNTERS)}
-
-
 class StepCounters:
-    """Running totals of one worker process; `add` may be captured in a CUDA graph, `drain` must not."""
+    """Running totals of one worker process.
+
+    Sparse decode counts on the device through `tally` and the hot set's own counters, also inside a captured graph.
+    Dense attention is never captured; it counts on the host with `add`.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.totals = torch.zeros(len(COUNTERS), dtype=torch.float64, device=device)
-        on_cuda = device.type == "cuda"
-        self._copy = torch.zeros(len(COUNTERS), dtype=torch.float64, pin_memory=on_cuda)
-        self._copied = torch.cuda.Event() if on_cuda else None
-        self._reported = torch.zeros(len(COUNTERS), dtype=torch.float64)
+        self.decode = torch.zeros(2, len(FIELDS), dtype=torch.float64, device=device)
+        """Row 0 is for the one layer whose requests are counted, row 1 for all others: a request is one request in every layer."""
+        self.hot: torch.Tensor | None = None
+        """`HotSet.counters` where there is a hot set."""
+        self.row_bytes = 0
+        self._added: dict[str, float] = {}
+        self._reported = [0.0] * (2 * len(FIELDS) + 3)
+        self._copy: torch.Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
 
-    def add(self, key: str, amount: torch.Tensor | float) -> None:
-        self.totals[_INDEX[key]] += amount
+    def add(self, key: str, amount: float) -> None:
+        self._added[key] = self._added.get(key, 0.0) + amount
 
     def drain(self) -> dict[str, float]:
-        """What was added since the last call. On CUDA the copy is not waited for: a step may be reported one step late."""
+        """What was added since the last call, by key of `COUNTERS`. A GPU is not waited for: it reports a step late."""
+        added, self._added = self._added, {}
+        now = self._snapshot()
+        if now is not None:
+            step = [a - b for a, b in zip(now, self._reported, strict=True)]
+            self._reported = now
+            first, others = step[: len(FIELDS)], step[len(FIELDS) : 2 * len(FIELDS)]
+            for field, a, b in zip(FIELDS, first, others, strict=True):
+                added[field] = added.get(field, 0.0) + (a if field.endswith("_requests") else a + b)
+            added["hot_hits"], added["hot_misses"], _ = step[2 * len(FIELDS) :]
+            read = added["selected_tokens"] if self.hot is None else added["hot_misses"]
+            added["sparse_bytes"] = read * self.row_bytes
+        return {key: value for key, value in added.items() if value}
+
+    def _snapshot(self) -> list[float] | None:
+        """The device's totals: those of now on the CPU, else those of the last call, or None while their copy is under way."""
+        hot = torch.zeros(3) if self.hot is None else self.hot
+        totals = torch.cat([self.decode.flatten(), hot.to(self.decode)])
+        if not totals.is_cuda:
+            return totals.tolist()
         if self._copied is None:
-            self._copy.copy_(self.totals)
+            self._copy, self._copied = torch.zeros(totals.shape, dtype=totals.dtype, pin_memory=True), torch.cuda.Event()
         elif not self._copied.query():
-            return {}
-        added = (self._copy - self._reported).tolist()
-        self._reported.copy_(self._copy)
-        if self._copied is not None:
-            self._copy.copy_(self.totals, non_blocking=True)
-            self._copied.record()
-        return {key: value for key, value in zip(COUNTERS, added, strict=True) if value}
+            return None
+        assert self._copy is not None
+        before = self._copy.tolist()
+        self._copy.copy_(totals, non_blocking=True)
+        self._copied.record()
+        return before
+
+
+def step_counters(device: torch.device) -> StepCounters:
+    """The counters of this process; a worker has one device, however it is written (`cuda`, `cuda:0`)."""
+    return _step_counters(device.type)
 
 
 @functools.cache
-def step_counters(device: torch.device) -> StepCounters:
-    """The counters of this process."""
-    return StepCounters(device)
+def _step_counters(device_type: str) -> StepCounters:
+    return StepCounters(torch.device(device_type))
 
 
 class SparseKVStats(KVConnectorStats):

@@ -43,6 +43,7 @@ def register() -> None:
     adapter.register_builtin_specs()
     KVCacheSpecRegistry.register(SparseKVSpec, SparseKVManager, uniform_type_base_spec=SparseKVSpec)
     register_backend(AttentionBackendEnum.CPU_ATTN, "sparsekv.engine.backend_cpu.SparseCPUBackend")
+    register_backend(AttentionBackendEnum.CUSTOM, "sparsekv.engine.backend_cuda.SparseCudaBackend")
     if "SparseKVConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector("SparseKVConnector", "sparsekv.engine.connector", "SparseKVConnector")
 

@@ -42,7 +42,7 @@ def allocate_layer(layout: KVLayout, num_blocks: int, basis: SketchBasis, alloca
             codes=torch.zeros(layout.codes_shape(num_blocks), dtype=torch.uint8, device=device),
             scales=torch.zeros(layout.scales_shape(num_blocks), dtype=torch.float16, device=device),
         ),
-        basis=SketchBasis(*(t.to(device).contiguous() for t in (basis.mean, basis.key_map, basis.query_map))),
+        basis=basis.to(device),
     )
 
 
