@@ -77,15 +77,15 @@ def read_config(path: Path) -> EngineConfig:
         raise SparsekvError(f"cannot read the resolved profile {path}: {error.strerror}", hint="start the server with `sparsekv serve`") from None
     try:
         profile = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        kv, sketch, selection = profile["kv"], profile["sketch"], profile["selection"]
-        names = {field.name for field in fields(SelectionPolicy)}
+        kv, sketch, selection, scheduler = profile["kv"], profile["sketch"], profile["selection"], profile.get("scheduler", {})
         return EngineConfig(
             row_format=_one_of(kv, "dtype", ("bf16", "int8", "int4")),
             pool_tokens=int(kv["pool_tokens"]),
             basis=Path(sketch["basis"]),
             placement=_one_of(kv, "placement", ("host", "gpu")),
             hot_bytes=int(kv["hot_bytes"]),
-            policy=SelectionPolicy(**{name: selection[name] for name in names & selection.keys()}),
+            policy=SelectionPolicy(**{f.name: selection[f.name] for f in fields(SelectionPolicy) if f.name in selection}),
+            scheduler=SchedulerSettings(**{f.name: scheduler[f.name] for f in fields(SchedulerSettings) if f.name in scheduler}),
         )
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise SparsekvError(
