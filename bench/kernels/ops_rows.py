@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 
 import torch
 
@@ -19,7 +19,7 @@ SELECTED = SPARSE_POLICY.max_tokens + SPARSE_POLICY.sink_tokens + SPARSE_POLICY.
 FORMATS: dict[int, RowFormat] = {264: "int4", 520: "int8", 1024: "bf16"}
 
 
-def pinned_copy(num_bytes: int):
+def pinned_copy(num_bytes: int) -> Callable[[], torch.Tensor]:
     """A contiguous copy of as many bytes by the copy engine."""
     source, target = pinned_bytes()[:num_bytes], torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     return lambda: target.copy_(source, non_blocking=True)
@@ -49,7 +49,7 @@ def gather(case: str) -> Workload:
 @op("fetch", tests=("tests/kernels/test_fetch.py",), cases=("8x262144_hit100", "8x262144_hit97", "8x262144_hit90", "8x262144_hit50"))
 def fetch_hits(case: str) -> Workload:
     """Resolve and gather of one layer's int8 rows at a given hit rate; making the table forget the rest is included."""
-    requests, context, percent = map(int, re.fullmatch(r"(\d+)x(\d+)_hit(\d+)", case).groups())
+    requests, context, percent = map(int, case.replace("_hit", "x").split("x"))
     layout = layout_of("int8")
     rows, block_table = pinned_pool(layout, requests, context)
     selection = random_selection(requests, 4, context, SELECTED, SPARSE_POLICY.capacity)

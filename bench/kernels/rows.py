@@ -65,7 +65,9 @@ def rows_brought(hot: HotSet, step: Callable[[], object], warmup: int = 3) -> in
     return int(hot.counters[1]) - before
 
 
-def fetch_step(selection: Selection, block_table: torch.Tensor, rows: torch.Tensor, layout: KVLayout, hit_rate: float):
+def fetch_step(
+    selection: Selection, block_table: torch.Tensor, rows: torch.Tensor, layout: KVLayout, hit_rate: float
+) -> tuple[HotSet, Callable[[], torch.Tensor]]:
     """A hot set of four times the selection, and a fetch that finds `hit_rate` of its rows in it."""
     total = selection.indices.numel()
     hot = HotSet.allocate(layout, 4 * int(selection.counts.sum()), total, "cuda")

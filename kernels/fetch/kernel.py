@@ -166,8 +166,8 @@ def bring_kernel(
     if tl.program_id(0) == 0:
         tl.store(clock_ptr, now)
     misses = tl.load(missed_count_ptr + (now & 1))
-    brought = 0
-    bypassed = 0
+    brought = (misses * 0).to(tl.int64)
+    bypassed = brought
     for start in range(tl.program_id(0) * ROWS, misses, tl.num_programs(0) * ROWS):
         lane = start + tl.arange(0, ROWS)
         pending = lane < misses
@@ -179,15 +179,15 @@ def bring_kernel(
         tl.store(row_index_ptr + position, slot.to(tl.int32), mask=pending)
         active = won | bypass
         copy_rows(pool_ptr, row, hot_ptr, slot, active, ROW_BYTES, LINES_AT_ONCE)
-        brought += tl.sum(active.to(tl.int32))
-        bypassed += tl.sum(bypass.to(tl.int32))
-        joined = tl.sum((pending & (active == 0)).to(tl.int32))
+        brought += tl.sum(active.to(tl.int64))
+        bypassed += tl.sum(bypass.to(tl.int64))
+        joined = tl.sum((pending & (active == 0)).to(tl.int64))
         if joined > 0:
-            tl.atomic_add(counters_ptr, joined.to(tl.int64), sem="relaxed")
+            tl.atomic_add(counters_ptr, joined, sem="relaxed")
     if brought > 0:
-        tl.atomic_add(counters_ptr + 1, brought.to(tl.int64), sem="relaxed")
+        tl.atomic_add(counters_ptr + 1, brought, sem="relaxed")
     if bypassed > 0:
-        tl.atomic_add(counters_ptr + 2, bypassed.to(tl.int64), sem="relaxed")
+        tl.atomic_add(counters_ptr + 2, bypassed, sem="relaxed")
 
 
 @triton.jit
