@@ -16,6 +16,7 @@ from .rows import FILL, fetch_step, layout_of, pinned_bytes, pinned_pool, random
 
 CONTEXT = 262_144
 SELECTED = SPARSE_POLICY.max_tokens + SPARSE_POLICY.sink_tokens + SPARSE_POLICY.window_tokens
+LAYERS = 4
 FORMATS: dict[int, RowFormat] = {264: "int4", 520: "int8", 1024: "bf16"}
 
 
@@ -76,24 +77,33 @@ def fetch_hits(case: str) -> Workload:
     ),
 )
 def attend_rows(case: str) -> Workload:
-    """Attention over the rows of a full selection, scattered over a hot set; `8x4096` reads every token."""
+    """Attention over the rows of a full selection, scattered over a hot set; `8x4096` reads every token.
+
+    A run attends in `LAYERS` layers in turn, whose rows together do not fit the second-level cache.
+    """
     name, _, row_format = case.rpartition("_")
     shape = Shape.parse(name)
     layout: KVLayout = shape.layout(row_format)
-    count = min(SELECTED, shape.context) if shape.context > SPARSE_POLICY.dense_below else shape.context
+    count = SELECTED if shape.context > SPARSE_POLICY.dense_below else shape.context
     selection = random_selection(shape.requests, 4, shape.context, count, SPARSE_POLICY.capacity)
     used = int(selection.counts.sum())
-    flat_rows = torch.full((4 * used, layout.row_bytes), FILL, dtype=torch.uint8, device="cuda")
-    row_index = torch.full_like(selection.indices, -1)
-    row_index[selection.indices >= 0] = torch.randperm(4 * used, device="cuda")[:used].int()
+    flat_rows = torch.full((LAYERS * used, layout.row_bytes), FILL, dtype=torch.uint8, device="cuda")
+    row_indices = [torch.full_like(selection.indices, -1) for _ in range(LAYERS)]
+    for row_index, chosen in zip(row_indices, torch.randperm(LAYERS * used, device="cuda").int().chunk(LAYERS), strict=True):
+        row_index[selection.indices >= 0] = chosen
     tokens = shape.requests * shape.query_len
     query = torch.randn(tokens, 24, 256, dtype=torch.bfloat16, device="cuda")
     starts = torch.arange(0, tokens + 1, shape.query_len, dtype=torch.int32, device="cuda")
     seq_lens = torch.full((shape.requests,), shape.context, dtype=torch.int32, device="cuda")
+
+    def run() -> None:
+        for row_index in row_indices:
+            attend(query, starts, seq_lens, flat_rows, row_index, selection, layout, 256**-0.5)
+
     return Workload(
-        lambda: attend(query, starts, seq_lens, flat_rows, row_index, selection, layout, 256**-0.5),
-        device_bytes=used * (layout.row_bytes + 8) + 2 * query.nbytes,
-        notes={"rows": used},
+        run,
+        device_bytes=LAYERS * (used * (layout.row_bytes + 8) + 2 * query.nbytes),
+        notes={"rows": used, "layers in a run": LAYERS},
     )
 
 
