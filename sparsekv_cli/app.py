@@ -21,6 +21,7 @@ from . import __version__, console
 COMMANDS: dict[str, str | dict[str, str]] = {
     "serve": "serve",
     "profiles": "profiles",
+    "patch": "patch",
 }
 """Command -> module of `sparsekv_cli.commands`, or, for a group whose commands are spread over files, the same once more."""
 
