@@ -133,7 +133,7 @@ def _record(tree: VllmTree, plan: Plan, patched: list[str]) -> Record | None:
     files = []
     for path in patched:
         after = new_state(plan.result[path], None)
-        files.append(RecordedFile(path=path, before=Saved.of(plan.base[path]), after=after and after.sha256))
+        files.append(RecordedFile(path=path, before=Saved.of(plan.base[path]), after=after.sha256 if after else None))
     return Record(
         series=plan.series.name,
         sparsekv=metadata.version("sparsekv"),

@@ -32,7 +32,9 @@ class Saved(_Strict):
 
     @classmethod
     def of(cls, state: FileState | None) -> Saved | None:
-        return state and cls(sha256=state.sha256, mode=state.mode, mtime_ns=state.mtime_ns, link=state.link)
+        if state is None:
+            return None
+        return cls(sha256=state.sha256, mode=state.mode, mtime_ns=state.mtime_ns, link=state.link)
 
 
 class RecordedFile(_Strict):

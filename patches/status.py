@@ -98,8 +98,8 @@ def status(tree: VllmTree, among: Iterable[Series]) -> Status:
     except SparsekvError as error:
         notes.append(error.message)
         entries = [patch.entry for series in among for patch in series.patches]
-        rows = tuple(PatchStatus(e.file.removesuffix(".patch"), State.NOT_APPLICABLE, e.title, e.without_it) for e in entries)
-        return Status(tree, None, live and live.applied_at, rows, tuple(notes), foreign)
+        unusable = tuple(PatchStatus(e.file.removesuffix(".patch"), State.NOT_APPLICABLE, e.title, e.without_it) for e in entries)
+        return Status(tree, None, live.applied_at if live else None, unusable, tuple(notes), foreign)
 
     readable = Found.OTHER not in found.values() or live is None
     fits = {plan.patch.name: plan for plan in plan_apply(tree, series, record).patches} if readable else {}
@@ -125,4 +125,4 @@ def status(tree: VllmTree, among: Iterable[Series]) -> Status:
         rows.append(PatchStatus(patch.name, state, patch.entry.title, patch.entry.without_it, detail))
     known = {patch.name for patch in series.patches}
     rows += [PatchStatus(name, State.RETIRED, "no longer in the series", "") for name in applied if name not in known]
-    return Status(tree, series.name, live and live.applied_at, tuple(rows), tuple(notes), foreign)
+    return Status(tree, series.name, live.applied_at if live else None, tuple(rows), tuple(notes), foreign)

@@ -81,15 +81,15 @@ def _exchange(
     if record is not None:
         (new / "record.json").write_text(record.model_copy(update={"made_folders": made}).model_dump_json(indent=1) + "\n")
     if os.geteuid() == 0:  # root works in a user's environment: leave nothing there that the user cannot remove
-        for folder, folders, names in os.walk(state):
+        for walked, folders, names in os.walk(state):
             for name in (".", *folders, *names):
-                os.lchown(os.path.join(folder, name), owner.st_uid, owner.st_gid)
+                os.lchown(os.path.join(walked, name), owner.st_uid, owner.st_gid)
     if not current.is_symlink():
         _link(current, old.name)
     _sync(state)
 
-    for folder in sorted(missing):
-        (tree.root / folder).mkdir()
+    for parent in sorted(missing):
+        (tree.root / parent).mkdir()
     for path in files:
         full = tree.root / path
         _link(full, os.path.relpath(current / "staged" / path, full.parent))
