@@ -22,6 +22,7 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "serve": "serve",
     "profiles": "profiles",
     "patch": "patch",
+    "doctor": "doctor",
 }
 """Command -> module of `sparsekv_cli.commands`, or, for a group whose commands are spread over files, the same once more."""
 

@@ -1,0 +1,50 @@
+"""Host memory, within the limits of a container, holds the row pool."""
+
+from __future__ import annotations
+
+from sparsekv.profiles.units import gib
+
+from ..check import Check, Findings, error, info, ok, skip, unknown, warn
+from ..machine import Machine
+
+LOADER_HEADROOM = 4 * 2**30
+"""Weights pass through the page cache, and each rank's process has a few hundred MiB of its own."""
+
+
+def _run(machine: Machine) -> Findings:
+    total, available, limit = machine.meminfo.get("MemTotal"), machine.available, machine.memory_limit
+    if total is None or available is None:
+        yield unknown("/proc/meminfo cannot be read")
+        return
+    evidence = [f"{gib(total)} installed, {gib(available)} available"]
+    if limit is not None and limit[0] < total:
+        evidence.append(f"this {machine.container or 'group of processes'} may use {gib(limit[0])} ({limit[2]}), and uses {gib(limit[1])}")
+    profile = machine.profile
+    if profile is None:
+        yield ok(f"{gib(available)} available", *evidence)
+        return
+    if profile.hardware.ram and total < profile.hardware.ram * 0.9:
+        yield warn(f"{gib(total)} installed, the profile is for {gib(profile.hardware.ram)}", cause="the profile is for another machine")
+    if profile.kv.placement != "host":
+        yield ok(f"{gib(available)} available; the rows lie on the card", *evidence)
+        return
+    needed = profile.kv.pool + profile.kv.headroom
+    evidence.append(f"kv.pool {gib(profile.kv.pool)} + kv.headroom {gib(profile.kv.headroom)} = {gib(needed)}")
+    if available < needed:
+        yield error(
+            f"the pool does not fit: {gib(needed)} needed, {gib(available)} available",
+            *evidence,
+            cause="other programs, the container's limit, or a profile for more memory",
+            remedy=f"--set kv.pool={max(0, (available - profile.kv.headroom) // 2**30)}GiB"
+            if available > profile.kv.headroom + 2**30
+            else "",
+        )
+    elif available < needed + LOADER_HEADROOM:
+        yield info(f"the pool fits with {gib(available - needed)} to spare; loading the weights may push programs into swap", *evidence)
+    else:
+        yield ok(f"the pool fits with {gib(available - needed)} to spare", *evidence)
+    if profile.hardware.device == "cpu" and profile.kv.pool == 0:
+        yield skip("no pool")
+
+
+CHECK = Check("memory.available", "Memory", "available host memory, within cgroup limits, against the pool", _run)
