@@ -1,0 +1,1 @@
+"""A run's folder, and the reports made from it."""
