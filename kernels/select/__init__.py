@@ -41,4 +41,8 @@ def select(
     if scale is None:
         scale = layout.head_dim**-0.5
     representatives = max(1, min(representatives, query.shape[0] if max_query_len is None else max_query_len))
+    if query.is_cuda:
+        from . import kernel
+
+        return kernel.select(query, query_start_loc, seq_lens, block_table, sketch, basis, layout, policy, scale, representatives)
     return select_reference(query, query_start_loc, seq_lens, block_table, sketch, basis, layout, policy, scale, representatives)

@@ -1,5 +1,6 @@
 """select: the reference against brute force and its own promises."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.policy import SelectionPolicy
-from sparsekv.kernels.select import select
+from sparsekv.kernels.select import kernel, select, select_reference
 from sparsekv.kernels.select.reference import exp2_table, key_weight, project_queries, token_weights, weight_key
 from sparsekv.kernels.sketch import Selection, Sketch, SketchBasis, encode_keys
 
@@ -233,3 +234,48 @@ def test_promises_hold_for_any_policy(length: int, query_len: int, seed: int, po
         free = len(tokens) - len(forced)
         assert min(policy.min_tokens, length - len(forced)) <= free <= policy.max_tokens + policy.run_hits * 2 * policy.run_radius
         assert 0 <= selection.mass[0, head] <= 1.0001
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_triton_equals_the_reference_to_the_last_token(backend: str, device: str, seed: int) -> None:
+    rng = random.Random(seed)
+    lengths = [rng.choice([1, 3, 127, 128, 129, 299, 300, 301, 700, 2047, 2048, 2049, 3000, 4500]) for _ in range(rng.randrange(1, 4))]
+    query_lens = [rng.choice([1, min(n, rng.randrange(1, 9))]) for n in lengths]
+    if seed % 3 == 2:
+        lengths, query_lens = [*lengths, 0], [*query_lens, 0]  # graph padding
+    layout = KVLayout(4, 1, 64, "int8", 32, sketch_bits=8) if seed % 4 == 3 else replace(LAYOUT, sketch_rank=64)
+    case = Case(lengths, query_lens, layout=layout, seed=seed)
+    if seed == 7:  # nothing but ties
+        case.sketch.codes[:], case.sketch.scales[:] = case.sketch.codes[:1].clone(), case.sketch.scales[:1].clone()
+    policy = replace(
+        POLICY,
+        mass=rng.choice([0.3, 0.9, 1.0]),
+        max_tokens=rng.choice([64, 192, 900]),
+        run_hits=rng.choice([0, 8]),
+        run_radius=rng.choice([1, 4]),
+    )
+    assert_same_selection(backend, device, case, policy, rng.choice([1, 2]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [[131072], [262144, 3], [2047, 2048, 2049, 100_000], [1_048_576]])
+def test_triton_equals_the_reference_on_long_contexts(lengths: list[int]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    layout = KVLayout(6, 2, 128, "int8", 64)
+    case = Case(lengths, [1] * len(lengths), layout=layout, seed=1)
+    policy = SelectionPolicy(max_tokens=2048, dense_below=2048)
+    assert_same_selection("cuda", "cuda", case, policy, 1)
+
+
+def assert_same_selection(backend: str, device: str, case: Case, policy: SelectionPolicy, representatives: int) -> None:
+    arguments = (case.layout, policy, case.layout.head_dim**-0.5, representatives)
+    inputs = (case.query, case.query_start_loc, case.seq_lens, case.block_table)
+    want = select_reference(*inputs, case.sketch, case.basis, *arguments)
+    if backend == "reference":
+        return
+    sketch = Sketch(case.sketch.codes.to(device), case.sketch.scales.to(device))
+    got = kernel.select(*(t.to(device) for t in inputs), sketch, case.basis.to(device), *arguments)
+    assert torch.equal(got.counts.cpu(), want.counts)
+    assert torch.equal(got.indices.cpu(), want.indices)
+    assert torch.equal(got.mass.cpu(), want.mass)
