@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _measure(index: int, bus_id: str, rows: list[int]) -> dict[str, Any]:
         with link:
             found["copy_rate"] = attempt("copy", lambda: _copy_rate(pool, device))
         found["link_gen"], found["link_width"] = link.generation, link.width
-        rates = {size: attempt(f"gather of {size} B rows", lambda size=size: _gather_rate(pool, size, device)) for size in rows}
+        rates = {size: attempt(f"gather of {size} B rows", partial(_gather_rate, pool, size, device)) for size in rows}
         found["gather_rates"] = {size: rate for size, rate in rates.items() if rate is not None}
     return found
 
@@ -68,6 +69,10 @@ def _copy_rate(pool: Any, device: Any) -> float:
     source = pool[: POOL_BYTES // 4]
     target = torch.empty_like(source, device=device)
     return _rate(lambda: target.copy_(source, non_blocking=True), source.nbytes)
+
+
+def _gather_rate(pool: Any, row_bytes: int, device: Any) -> float:
+    return _rate(gather(pool, row_bytes, device), GATHER_ROWS * row_bytes)
 
 
 def _rate(run: Callable[[], Any], moved: int) -> float:
@@ -89,31 +94,35 @@ def _rate(run: Callable[[], Any], moved: int) -> float:
     return runs * moved / (begin.elapsed_time(end) / 1e3)
 
 
-def _gather_rate(pool: Any, row_bytes: int, device: Any) -> float:
-    """Rows that a decode step would miss in its hot set, all of them: distinct random tokens of 8 requests, 4 heads."""
+def gather(pool: Any, row_bytes: int, device: Any, total: int = GATHER_ROWS) -> Callable[[], Any]:
+    """A fetch that finds nothing on the card: `total` distinct random rows, those of 8 requests with 4 heads each.
+
+    Args:
+        pool: `[bytes]` uint8, page-locked host memory for a GPU.
+        total: a multiple of 32.
+    """
     import torch
 
     from sparsekv.kernels.fetch import HotSet, fetch
     from sparsekv.kernels.sketch import Selection
 
-    requests, heads, count = 8, 4, GATHER_ROWS // 32
+    requests, heads, count = 8, 4, total // 32
     layout = _layout(row_bytes, heads)
-    blocks = pool.numel() // (heads * layout.block_size * row_bytes)
-    shape = layout.rows_shape(blocks)
+    blocks = pool.numel() // (heads * layout.block_size * row_bytes) // requests
+    shape = layout.rows_shape(blocks * requests)
     rows = pool[: torch.Size(shape).numel()].view(shape)
-    per_request = blocks // requests
-    table = torch.randperm(per_request * requests, device=device).view(requests, per_request).int()
-    context = per_request * layout.block_size
-    indices = torch.stack([torch.randperm(context, device=device)[:count].sort().values for _ in range(requests * heads)])
+    table = torch.randperm(blocks * requests, device=device).view(requests, blocks).int()
+    tokens = blocks * layout.block_size
+    indices = torch.stack([torch.randperm(tokens, device=device)[:count].sort().values for _ in range(requests * heads)])
     counts = torch.full((requests, heads), count, dtype=torch.int32, device=device)
     selection = Selection(indices.int().view(requests, heads, count), counts, torch.ones(requests, heads, device=device))
-    hot = HotSet.allocate(layout, 2 * GATHER_ROWS, GATHER_ROWS, device)
+    hot = HotSet.allocate(layout, 2 * total, total, device)
 
     def run() -> Any:
         hot.entries.fill_(-1)
         return fetch(selection, table, rows, layout, hot)
 
-    return _rate(run, GATHER_ROWS * row_bytes)
+    return run
 
 
 def _layout(row_bytes: int, heads: int) -> Any:

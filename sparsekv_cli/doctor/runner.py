@@ -51,7 +51,7 @@ def _run(check: Check, machine: Machine) -> Result:
     seconds = time.monotonic() - started
     findings = tuple(found)
     if thread.is_alive():
-        findings += (unknown(f"no answer within {check.limit_s:.0f} s"),)
+        findings += (unknown(f"no answer within {check.limit_s:g} s"),)
     elif not findings:
         findings = (unknown("the check said nothing", cause="an error in sparsekv; please report it"),)
     return Result(check, findings, seconds)

@@ -21,6 +21,7 @@ from . import (
     live_prefix_cache,
     live_server,
     live_speculation,
+    live_vram,
     live_waiting,
     memory_available,
     memory_hugepages,
@@ -104,6 +105,7 @@ LIVE: tuple[Check, ...] = tuple(
         live_preemptions,
         live_prefix_cache,
         live_speculation,
+        live_vram,
     )
 )
 """How is the server at `--url` doing?"""

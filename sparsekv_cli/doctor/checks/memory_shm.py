@@ -45,7 +45,7 @@ def _orphans(machine: Machine) -> list[tuple[Path, int]]:
     candidates = [path for path in machine.host.glob("/dev/shm/vllm_offload_*.mmap") if path.is_file()]
     if not candidates:
         return []
-    used = set()
+    used: set[str] = set()
     for maps in machine.host.glob("/proc/[0-9]*/maps"):
         try:
             used.update(line.rsplit("/", 1)[-1] for line in maps.read_text(errors="replace").splitlines() if "vllm_offload_" in line)
