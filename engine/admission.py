@@ -6,29 +6,24 @@ prompts still need. Two prompts that only fit one after the other then preempt e
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager, SingleTypeKVCacheManager
 from vllm.v1.request import Request
-
-
-@dataclass(frozen=True)
-class Need:
-    """Blocks a request lacks in one pool."""
-
-    pool: BlockPool
-    blocks: int
 
 
 class Admission:
     """One per scheduler. `begin` takes stock for a step, `admit` then claims what a request needs."""
 
-    def __init__(self, managers: Sequence[SingleTypeKVCacheManager], max_model_len: int) -> None:
+    def __init__(self, kv_cache_manager: KVCacheManager, max_model_len: int, steps_in_flight: int) -> None:
+        self.kv_cache_manager = kv_cache_manager
         self.max_model_len = max_model_len
+        self.steps_in_flight = steps_in_flight
         self._pools: dict[int, tuple[BlockPool, list[SingleTypeKVCacheManager]]] = {}
-        for manager in managers:
+        for manager in kv_cache_manager.coordinator.single_type_managers:
             self._pools.setdefault(id(manager.block_pool), (manager.block_pool, []))[1].append(manager)
         self._available: dict[int, int] = {}
         self._active: list[Request] = []
@@ -41,7 +36,7 @@ class Admission:
     def max_requests(self) -> int | None:
         """Requests whose recurrent states fit at once; None for a model without such states."""
         limits = [
-            (pool.num_gpu_blocks - 1) // sum(state_blocks(m) for m in group if isinstance(m, MambaManager))
+            (pool.num_gpu_blocks - 1) // sum(self._states(m) for m in group if isinstance(m, MambaManager))
             for pool, group in self._pools.values()
             if any(isinstance(m, MambaManager) for m in group)
         ]
@@ -68,7 +63,7 @@ class Admission:
             needed = sum(self._lacks(manager, request, self._tokens(request, room * manager.block_size)) for manager in group)
             free = self._available[key] - growth
             if needed > free:
-                needed -= sum(len(self._shared(manager, request)) for manager in group)
+                needed -= self._shared(group, request)
             if needed > free:
                 self.refusal = (
                     f"{request.request_id} needs {needed} blocks, {pool.get_num_free_blocks()} of {pool.num_gpu_blocks - 1} are free "
@@ -82,34 +77,22 @@ class Admission:
         return True
 
     def cached_tokens(self, request: Request) -> int:
-        """Tokens of the request whose attention rows are cached: all that a prefix hit can be."""
+        """Tokens of the request whose attention rows are cached: all that a prefix hit can be, states permitting."""
         if request.skip_reading_prefix_cache:
             return 0
         hits = [
-            len(self._cached(manager, request)) * manager.block_size
+            _cached_blocks(manager, request) * manager.block_size
             for _, group in self._pools.values()
             for manager in group
             if not isinstance(manager, MambaManager)
         ]
         return min(min(hits, default=0), request.num_tokens - 1)
 
-    def _cached(self, manager: SingleTypeKVCacheManager, request: Request) -> list[object]:
-        pool = manager.block_pool
-        if not manager.enable_caching or manager.block_size != pool.hash_block_size:
-            return []
-        found: list[object] = []
-        for block_hash in request.block_hashes:
-            blocks = pool.get_cached_block(block_hash, [manager.kv_cache_group_id])
-            if not blocks:
-                break
-            found.append(blocks[0])
-        return found
-
-    def _shared(self, manager: SingleTypeKVCacheManager, request: Request) -> list[object]:
+    def _shared(self, group: Sequence[SingleTypeKVCacheManager], request: Request) -> int:
         """Blocks of its prefix that other requests hold anyhow."""
-        if isinstance(manager, MambaManager) or request.skip_reading_prefix_cache:
-            return []
-        return [block for block in self._cached(manager, request) if block.ref_cnt > 0]  # type: ignore[attr-defined]
+        hits = self.kv_cache_manager.get_computed_blocks(request)[0].blocks
+        attention = [m.kv_cache_group_id for m in group if not isinstance(m, MambaManager)]
+        return sum(block.ref_cnt > 0 for i in attention for block in hits[i])
 
     def _tokens(self, request: Request, growth: int) -> int:
         end = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
@@ -119,12 +102,24 @@ class Admission:
         """Blocks it does not hold yet of those it needs for so many tokens."""
         held = manager.req_to_blocks.get(request.request_id, ())
         if isinstance(manager, MambaManager):
-            # Between two chunks or decode blocks it holds all but the state it writes next.
-            return 1 if held else state_blocks(manager)
+            # At rest it holds the state it goes on from and those of the drafts.
+            return self._states(manager) - (1 + manager.num_speculative_blocks if held else 0)
         blocks = -(-tokens // manager.block_size)
         if manager.max_admission_blocks_per_request is not None:
             blocks = min(blocks, manager.max_admission_blocks_per_request)
         return max(blocks - len(held), 0)
+
+    def _states(self, manager: MambaManager) -> int:
+        """Blocks of recurrent state a request holds at its peak.
+
+        One to go on from, one per draft token, and in mode `align` one more per step in flight, since a state is given back
+        only when the step that read it has ended. `MambaSpec.max_memory_usage_bytes` counts a single step: with
+        asynchronous scheduling that is one too few, and requests admitted by it preempt each other.
+        """
+        states = 1 + manager.num_speculative_blocks
+        if manager.mamba_cache_mode == "align":
+            states += self.steps_in_flight + getattr(manager.kv_cache_spec, "num_prefill_checkpoint_blocks", 0)
+        return states
 
     def _grows(self, manager: SingleTypeKVCacheManager, request: Request, blocks: int) -> int:
         tokens = self._tokens(request, 0)
@@ -136,7 +131,7 @@ class Admission:
         Raises:
             ValueError: not even one request of `max_model_len` tokens fits.
         """
-        states = sum(state_blocks(m) for m in group if isinstance(m, MambaManager))
+        states = sum(self._states(m) for m in group if isinstance(m, MambaManager))
         attention = [m for m in group if not isinstance(m, MambaManager)]
         blocks = pool.num_gpu_blocks - 1
         needed = states + sum(
@@ -153,12 +148,10 @@ class Admission:
         )
 
 
-def state_blocks(manager: MambaManager) -> int:
-    """Blocks of recurrent state a request holds at its peak.
-
-    Mode `align`: the state it reads, the one it writes, and one per draft token (`MambaSpec.max_memory_usage_bytes`).
-    """
-    spec = manager.kv_cache_spec
-    if manager.mamba_cache_mode == "align":
-        return 2 + spec.num_speculative_blocks + getattr(spec, "num_prefill_checkpoint_blocks", 0)
-    return 1 + spec.num_speculative_blocks
+def _cached_blocks(manager: SingleTypeKVCacheManager, request: Request) -> int:
+    """Leading blocks of the request that the pool knows."""
+    pool = manager.block_pool
+    if not manager.enable_caching or manager.block_size != pool.hash_block_size:
+        return 0
+    known = (bool(pool.get_cached_block(block_hash, [manager.kv_cache_group_id])) for block_hash in request.block_hashes)
+    return sum(itertools.takewhile(bool, known))

@@ -48,14 +48,13 @@ class SparseScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         if self.policy != SchedulingPolicy.FCFS:
             raise ValueError(f"SparseScheduler orders requests itself: --scheduling-policy must be fcfs, not {self.policy.value}")
-        if self.settings is None:
-            self.settings = active_config().scheduler if os.environ.get(PROFILE_ENV) else SchedulerSettings()
+        settings = self.settings or (active_config().scheduler if os.environ.get(PROFILE_ENV) else SchedulerSettings())
         self._max_active = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
         self._max_step_tokens = self.max_num_scheduled_tokens
         self._check_batch()
         self.cost = StepCost()
-        self._planner = PrefillPlanner(self.settings, self.cost, -(-MIN_BLOCK // self.block_size) * self.block_size)
-        self._admission = Admission(self.kv_cache_manager.coordinator.single_type_managers, self.max_model_len)
+        self._planner = PrefillPlanner(settings, self.cost, -(-MIN_BLOCK // self.block_size) * self.block_size)
+        self._admission = Admission(self.kv_cache_manager, self.max_model_len, self.vllm_config.max_concurrent_batches)
         self._grants: dict[str, int] = {}
         """Prefill tokens of this step, by request."""
         self._uncached: dict[str, int] = {}
