@@ -39,6 +39,11 @@ def write(
         raise ValueError("a sketch is written by a basis: give both or neither")
     if key.shape[1:] != (layout.num_kv_heads, layout.head_dim) or value.shape != key.shape:
         raise ValueError(f"key {list(key.shape)} and value {list(value.shape)} do not fit {layout}")
+    if key.is_cuda:
+        from . import kernel
+
+        kernel.write(key, value, slot_mapping, rows, layout, sketch, basis, hot)
+        return
     write_reference(key, value, slot_mapping, rows, layout, sketch, basis)
     if hot is not None:
         invalidate(slot_mapping, layout, hot)
