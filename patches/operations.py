@@ -155,8 +155,10 @@ def _locked(tree: VllmTree) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise SparsekvError(f"another `sparsekv patch` is at work on {tree.root}", hint="wait until it has ended") from None
+        except OSError:  # a file system without locks
+            pass
         yield
     finally:
         os.close(descriptor)

@@ -43,7 +43,7 @@ def swap(tree: VllmTree, files: Mapping[str, FileState | None], record: Record |
         _exchange(tree, before, files, record, originals)
     except OSError as error:
         with suppress(OSError):
-            settle(tree)
+            _settle(tree)
         raise SparsekvError(
             f"{error.filename or tree.root}: cannot write: {error.strerror}; nothing was changed",
             hint=f"run it as the owner of {tree.root}, or on a copy of the environment that can be written",
@@ -110,7 +110,22 @@ def interrupted(tree: VllmTree) -> bool:
 
 
 def settle(tree: VllmTree) -> None:
-    """Ends a swap, whole or cut short, on the side where `current` points; does nothing if there is none."""
+    """Ends a swap, whole or cut short, on the side where `current` points; does nothing if there is none.
+
+    Raises:
+        SparsekvError: the tree cannot be written; it reads as its record says, through links that are still there.
+    """
+    try:
+        _settle(tree)
+    except OSError as error:
+        raise SparsekvError(
+            f"{error.filename or tree.root}: cannot write: {error.strerror}; the files read as they should, but a run is not tidied up",
+            hint=f"run `sparsekv patch apply` or `revert` again as the owner of {tree.root}",
+            exit_code=ExitCode.ENVIRONMENT,
+        ) from None
+
+
+def _settle(tree: VllmTree) -> None:
     state = tree.root / STATE_DIR
     if not state.is_dir():
         return

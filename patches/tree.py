@@ -81,7 +81,11 @@ class VllmTree:
             raise SparsekvError(f"{full}: a folder on the way is a file", exit_code=ExitCode.ENVIRONMENT) from None
         if not stat.S_ISREG(info.st_mode):
             raise SparsekvError(f"{full} is not a file", exit_code=ExitCode.ENVIRONMENT)
-        return FileState(full.read_bytes(), stat.S_IMODE(info.st_mode), info.st_mtime_ns, link)
+        try:
+            content = full.read_bytes()
+        except OSError as error:
+            raise SparsekvError(f"{full}: {error.strerror}", exit_code=ExitCode.ENVIRONMENT) from None
+        return FileState(content, stat.S_IMODE(info.st_mode), info.st_mtime_ns, link)
 
     def differing_from_wheel(self) -> list[str] | None:
         """Source files that are not what the installer put there; None where it kept no list."""

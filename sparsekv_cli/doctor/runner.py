@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .check import Check, Finding, Level, unknown
+from sparsekv.profiles.errors import SparsekvError
+
+from .check import Check, Finding, Level, error, unknown
 from .machine import Machine
 
 
@@ -40,8 +42,10 @@ def _run(check: Check, machine: Machine) -> Result:
     def work() -> None:
         try:
             found.extend(check.run(machine))
-        except Exception as error:
-            found.append(unknown(f"the check failed: {type(error).__name__}: {error}", cause="an error in sparsekv; please report it"))
+        except SparsekvError as problem:
+            found.append(error(problem.message, *problem.details, remedy=problem.hint or ""))
+        except Exception as bug:
+            found.append(unknown(f"the check failed: {type(bug).__name__}: {bug}", cause="an error in sparsekv; please report it"))
 
     started = time.monotonic()
     # A thread, not a process: checks share what they learn. One that hangs is left behind and dies with the program.

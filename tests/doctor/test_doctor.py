@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sparsekv.profiles.errors import SparsekvError
 from sparsekv_cli.doctor.check import Check, Findings, Level, error, ok, unknown, warn
 from sparsekv_cli.doctor.checks import LIVE, MACHINE
 from sparsekv_cli.doctor.redact import Redactor
@@ -44,7 +45,13 @@ def test_what_goes_wrong_is_unknown(make_machine: Make) -> None:
         yield ok("so far")
         raise ZeroDivisionError("x")
 
+    def refuses(machine: Any) -> Findings:
+        yield ok("so far")
+        raise SparsekvError("the record is damaged", hint="reinstall")
+
     machine = make_machine()
+    (refused,) = run_checks([Check("d", "A", "", refuses)], machine)
+    assert refused.findings[-1] == error("the record is damaged", remedy="reinstall")
     started = time.monotonic()
     slow, broken, silent = run_checks(
         [Check("a", "A", "", hangs, 0.3), Check("b", "A", "", breaks), Check("c", "A", "", lambda machine: ())], machine

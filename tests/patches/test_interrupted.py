@@ -18,6 +18,7 @@ from sparsekv.patches.series import Series
 from sparsekv.patches.status import status
 from sparsekv.patches.swap import interrupted
 from sparsekv.patches.tree import VllmTree
+from sparsekv.profiles.errors import SparsekvError
 
 Make = Callable[..., Any]
 
@@ -146,10 +147,26 @@ def test_killed_again_while_tidying_up(make_tree: Make, memory: Path, series: Se
             assert snapshot(tree.root) == before, (first, second)
 
 
+def test_tidying_up_fails(make_tree: Make, memory: Path, series: Series, snapshot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the exchange: the tree is the new one, the error says so, and the next run ends it."""
+    tree = make_tree(FILES, base=memory)
+    before = snapshot(tree.root)
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(30, "Read-only file system", "x")
+
+        patch.setattr("shutil.rmtree", refuse)
+        with pytest.raises(SparsekvError, match="read as they should"):
+            apply(tree, [series])
+    assert read(tree) == DONE
+    assert interrupted(tree)
+    revert(tree)
+    assert snapshot(tree.root) == before
+
+
 def test_disk_full(make_tree: Make, memory: Path, series: Series, snapshot: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error instead of a kill: the tree is put back within the same run."""
-    from sparsekv.profiles.errors import SparsekvError
-
     real = os.replace
     for step in range(1, 6):
         tree = make_tree(FILES, base=memory)
