@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.policy import SelectionPolicy
 from sparsekv.kernels.select import kernel, select, select_reference

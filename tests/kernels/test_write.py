@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.rows import quantise_rows
 from sparsekv.kernels.sketch import Sketch, SketchBasis, decode_codes, encode_keys
@@ -100,8 +101,8 @@ def test_triton_writes_what_the_reference_writes(backend: str, device: str, row_
     torch.manual_seed(dim + bits)
     layout = KVLayout(6, 2, dim, row_format, 32, sketch_bits=bits)
     basis = make_basis(layout)
-    # Keys and values as slices of one fused projection; float16, as the interpreter truncates where bf16 should round.
-    qkv = torch.randn(37, 3, 2, dim).to(torch.float16)
+    # Slices of one fused projection. Float16 where values are computed on: the interpreter truncates to bf16 instead of rounding.
+    qkv = torch.randn(37, 3, 2, dim).to(torch.bfloat16 if row_format == "bf16" else torch.float16)
     key, value = qkv[:, 0], qkv[:, 1]
     key[5], value[6] = 0, 3.0
     slots = torch.randperm(BLOCKS * 128)[:37]
