@@ -79,7 +79,8 @@ class Host:
         try:
             out, err = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):  # one stuck in the kernel is left there
                 process.communicate(timeout=2)
             return Answer(None, failure="timeout")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsekv.profiles.units import gib
 
-from ..check import Check, Findings, error, info, ok, skip, unknown, warn
+from ..check import Check, Findings, error, info, ok, unknown, warn
 from ..machine import Machine
 
 LOADER_HEADROOM = 4 * 2**30
@@ -43,8 +43,6 @@ def _run(machine: Machine) -> Findings:
         yield info(f"the pool fits with {gib(available - needed)} to spare; loading the weights may push programs into swap", *evidence)
     else:
         yield ok(f"the pool fits with {gib(available - needed)} to spare", *evidence)
-    if profile.hardware.device == "cpu" and profile.kv.pool == 0:
-        yield skip("no pool")
 
 
 CHECK = Check("memory.available", "Memory", "available host memory, within cgroup limits, against the pool", _run)
