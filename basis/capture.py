@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from sparsekv.basis.stats import Observer
 from sparsekv.profiles.errors import SparsekvError
 

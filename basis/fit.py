@@ -14,6 +14,7 @@ Both subtract the mean key: a constant added to all scores of a query changes no
 from __future__ import annotations
 
 import torch
+
 from sparsekv.basis.format import Method
 from sparsekv.basis.stats import LayerStats
 from sparsekv.kernels.sketch import SketchBasis

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+
 from sparsekv.basis.identity import ConfigLike, ModelIdentity, model_identity
 from sparsekv.kernels.sketch import SketchBasis
 from sparsekv.profiles.errors import SparsekvError

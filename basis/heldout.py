@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
+
 from sparsekv.basis.fit import random_basis, transposed_basis, truncate
 from sparsekv.basis.format import LayerFit
 from sparsekv.basis.recall import Attention, Probe, Scorer, measure, oracle, recency, select, sketched

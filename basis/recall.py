@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
 from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.sketch import SketchBasis, decode_codes, encode_keys
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+
 from sparsekv.basis.corpus import bundled, from_folder, sequences_hash, token_sequences
 from sparsekv.basis.fit import fit, truncate
 from sparsekv.basis.format import BasisMetadata, Method, save_basis, write_atomically

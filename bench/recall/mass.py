@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
 from sparsekv.basis.capture import TransformersCapture, weights_fingerprint
 from sparsekv.basis.corpus import bundled, sequences_hash, token_sequences
 from sparsekv.basis.fit import fit, random_basis, transposed_basis, truncate

@@ -25,7 +25,7 @@ COLORS = {
     "fill": "#8a8f98", "warm": "#2f7ed8", "decode": "#1a9850", "replay": "#1a9850",
     "before_intruder": "#12838a", "during_intruder": "#d7301f", "after_intruder": "#8250c4", "intrusion": "#d7301f",
 }  # fmt: skip
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "sparsekv", "font.family": "sans-serif", "font.size": 11,
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.2, "grid.color": INK,
@@ -81,7 +81,11 @@ def _lanes(axes: Axes, run: Run) -> bool:
     requests = [r for r in run.requests if r.first is not None or r.failed][-6000:]
     if not requests:
         return False
-    parts = {"reading": ("#f0a030", []), "decoding": ("#1a9850", []), "failed": ("#d7301f", [])}
+    parts: dict[str, tuple[str, list[tuple[int, float, float]]]] = {
+        "reading": ("#f0a030", []),
+        "decoding": ("#1a9850", []),
+        "failed": ("#d7301f", []),
+    }
     for r in requests:
         middle = r.first if r.first is not None else r.end
         parts["reading"][1].append((r.agent, r.sent, middle - r.sent))

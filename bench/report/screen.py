@@ -72,7 +72,7 @@ def _agents(s: dict[str, Any], rows: int, width: int) -> Table:
     for a in shown:
         state = Text(a["state"] + (f" !{a['errors']}" if a["errors"] else ""), style=_STATE_STYLES.get(a["state"], ""))
         first = seconds(a["ttft"]) if a["ttft"] is not None else "–"
-        cells = [str(a["index"]), state, str(a["turn"]), tokens(a["context"]), f"{a['rate']:.1f}", first]
+        cells: list[RenderableType] = [str(a["index"]), state, str(a["turn"]), tokens(a["context"]), f"{a['rate']:.1f}", first]
         table.add_row(*cells, *([Text(clean(a["words"])[-max(10, width - 52) :], style="dim")] if wide else []))
     if len(shown) < len(s["agents"]):
         table.add_row("…", Text(f"{len(s['agents']) - len(shown)} more"), "", "", "", "", *([""] if wide else []))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
@@ -23,6 +23,11 @@ PIPELINE = 2
 """Steps in flight under asynchronous scheduling."""
 STATE_GROUPS = 3
 """48 recurrent layers in groups of 16."""
+
+
+_LOADS = KVTransferConfig(
+    kv_connector="SimulatedLoads", kv_connector_module_path="sparsekv.bench.scheduler.loads", kv_role="kv_both", engine_id="simulation"
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Setup:
     block_size: int = BLOCK
     retention_interval: int | None = 0
     prefix_caching: bool = True
+    load_ms: float | None = None
+    """How long a load from a slower tier takes; None: there is no such tier."""
 
 
 def build(cls: type[Scheduler], setup: Setup) -> Scheduler:
@@ -62,6 +69,7 @@ def build(cls: type[Scheduler], setup: Setup) -> Scheduler:
         log_stats=True,
     )
     scheduler.use_v2_model_runner = True  # what a GPU runs
+    scheduler.load_ms = setup.load_ms
     return scheduler
 
 
@@ -97,6 +105,7 @@ def _vllm_config(setup: Setup) -> VllmConfig:
                 async_scheduling=True,
             ),
             device_config=DeviceConfig("cpu"),
+            kv_transfer_config=None if setup.load_ms is None else _LOADS,
         )
 
 

@@ -5,26 +5,30 @@ The loop is vLLM's `EngineCore.step_with_batch_queue`: while one step runs, the 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sparsekv.engine.step_cost import StepLoad
 
 from .build import PIPELINE
 from .cost import Hardware
+
+
+POLL_S = 1e-3
+"""An engine with nothing to run looks again so soon."""
 
 
 @dataclass
@@ -75,6 +79,7 @@ class VirtualEngine:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._in_flight: deque[tuple[SchedulerOutput, list[str], float]] = deque()
+        self._loaded: set[str] = set()
         self._device_free = 0.0
         self._hasher = get_request_block_hasher(scheduler.hash_block_size, sha256)
         scheduler.clock = lambda: self.now
@@ -82,8 +87,14 @@ class VirtualEngine:
     def at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), action))
 
-    def submit(self, request_id: str, prompt: list[int], max_tokens: int, at: float | None = None, abort_at: float | None = None) -> Record:
-        """A request that arrives at `at` (now, if not given) and is cancelled at `abort_at`."""
+    def submit(
+        self, request_id: str, prompt: list[int], max_tokens: int, at: float | None = None, abort_at: float | None = None, tier_tokens: int = 0
+    ) -> Record:
+        """A request that arrives at `at` (now, if not given) and is cancelled at `abort_at`.
+
+        Args:
+            tier_tokens: leading tokens of the prompt that a slower tier holds.
+        """
         arrived = self.now if at is None else at
         request = Request(
             request_id=request_id,
@@ -95,6 +106,8 @@ class VirtualEngine:
         )
         record = self.records[request_id] = Record(request, arrived)
         self.at(arrived, lambda: self.scheduler.add_request(request))
+        if tier_tokens:
+            self.scheduler.connector.held[request_id] = tier_tokens
         if abort_at is not None:
             self.at(abort_at, lambda: self.abort(request_id))
         return record
@@ -109,7 +122,7 @@ class VirtualEngine:
         """Runs to `until`, or until all requests have ended.
 
         Raises:
-            RuntimeError: `max_steps` did not suffice, or requests are left that the scheduler does not run.
+            RuntimeError: `max_steps` did not suffice.
         """
         for _ in range(max_steps):
             self._happen()
@@ -119,13 +132,11 @@ class VirtualEngine:
                 continue
             if self._in_flight:
                 self._finish()
-            elif self._events:
-                self.now = self._events[0][0]
-            elif self.scheduler.has_unfinished_requests():
-                raise RuntimeError(f"{self.scheduler.get_num_unfinished_requests()} requests left, none is scheduled")
-            elif not self.scheduler.has_requests():
+            elif not self._events:
                 return
-        raise RuntimeError(f"not done after {max_steps} steps at {self.now:.1f} s")
+            else:
+                self.now = self._events[0][0]
+        raise RuntimeError(f"{self.scheduler.get_num_unfinished_requests()} requests left after {max_steps} steps at {self.now:.1f} s")
 
     def _happen(self) -> None:
         while self._events and self._events[0][0] <= self.now:
@@ -135,14 +146,23 @@ class VirtualEngine:
         """Schedules a step; False if it is empty."""
         output = self.scheduler.schedule()
         self.check(output)
+        for request_id in self._started_loads():
+            self.at(self.now + self.scheduler.load_ms / 1e3, functools.partial(self._loaded.add, request_id))
         load, sampling = self._read(output)
+        if not output.total_num_scheduled_tokens:
+            self._in_flight.append((output, sampling, self.now if self._in_flight else self.now + POLL_S))
+            return False
         start = max(self.now, self._device_free)
-        took = self.hardware.step_ms(load, self._rng) / 1e3 if output.total_num_scheduled_tokens else 0.0
-        self._device_free = start + took
-        self._in_flight.append((output, sampling, start + took))
-        if took:
-            self.steps.append(Step(start, start + took, load))
-        return bool(took)
+        self._device_free = start + self.hardware.step_ms(load, self._rng) / 1e3
+        self._in_flight.append((output, sampling, self._device_free))
+        self.steps.append(Step(start, self._device_free, load))
+        return True
+
+    def _started_loads(self) -> list[str]:
+        if self.scheduler.connector is None:
+            return []
+        started, self.scheduler.connector.started = self.scheduler.connector.started, []
+        return started
 
     def _read(self, output: SchedulerOutput) -> tuple[StepLoad, list[str]]:
         decode_tokens = decode_context = 0
@@ -166,7 +186,13 @@ class VirtualEngine:
         self._happen()
         ids = list(output.num_scheduled_tokens)
         sampled = [self._sample(output, request_id) if request_id in sampling else [] for request_id in ids]
-        result = ModelRunnerOutput(req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled)
+        loaded, self._loaded = self._loaded, set()
+        result = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={r: i for i, r in enumerate(ids)},
+            sampled_token_ids=sampled,
+            kv_connector_output=KVConnectorOutput(finished_recving=loaded) if loaded else None,
+        )
         for outputs in self.scheduler.update_from_output(output, result).values():
             for item in outputs.outputs:
                 record = self.records[item.request_id]

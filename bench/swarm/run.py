@@ -157,7 +157,7 @@ class _Run:
         self._gpus, self._folder, self._local = gpus, folder, local
         self._load: Load | None = None
         self._broken: OSError | None = None
-        self._stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], object] = lambda: None
 
     async def go(self, make: Callable[[Sender, Callable[[], None]], Load]) -> Outcome:
         idle = await self._idle_power()
@@ -207,7 +207,7 @@ class _Run:
 
     async def _idle_power(self) -> float | None:
         """Power of the GPUs before the load, for the energy above idle."""
-        readings = []
+        readings: list[float | None] = []
         while len(self._gpus) and len(readings) < 5:
             readings.append(self._gpus.sample().get("gpu_power_w"))
             await asyncio.sleep(IDLE_SECONDS / 5)

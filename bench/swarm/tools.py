@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from .repository import Repository
@@ -36,7 +37,7 @@ class Tools:
 
     def __init__(self, repository: Repository) -> None:
         self.repository = repository
-        self._tools = {"list_files": self.list_files, "read_file": self.read_file, "search": self.search}
+        self._tools: dict[str, Callable[..., str]] = {"list_files": self.list_files, "read_file": self.read_file, "search": self.search}
 
     def knows(self, name: str, arguments: str) -> bool:
         """Whether this is a call that can be answered with content."""

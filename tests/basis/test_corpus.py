@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from sparsekv.basis.corpus import bundled, from_folder, sequences_hash, token_sequences
 from sparsekv.basis.transcripts import render, transcript
 from sparsekv.profiles.errors import SparsekvError

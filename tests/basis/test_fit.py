@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from sparsekv.basis.fit import fit, random_basis, transposed_basis, truncate
 from sparsekv.basis.recall import SINKS, WINDOW, Attention, captured_mass, measure, oracle, recency, select, sketched
 from sparsekv.basis.stats import LayerStats, StatsObserver, pack, unpack

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from sparsekv.basis.format import BasisMetadata, LayerFit, check_basis, load_basis, read_metadata, save_basis
 from sparsekv.basis.identity import layer_key, model_identity
 from sparsekv.kernels.sketch import SketchBasis

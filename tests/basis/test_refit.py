@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from sparsekv.basis.capture import TransformersCapture, weights_fingerprint
 from sparsekv.basis.format import check_basis, load_basis
 from sparsekv.basis.refit import RefitOptions, partial_path, refit, refuse_if_beaten

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import logging
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +28,8 @@ class Arrival:
     family: int
     """Requests of one family share the beginning of their prompts."""
     abort_after: float | None
+    tier: float = 0.0
+    """Share of the prompt that a slower tier holds, where there is one."""
 
 
 arrivals = st.builds(
@@ -38,6 +39,7 @@ arrivals = st.builds(
     max_tokens=st.integers(1, 150),
     family=st.integers(0, 5),
     abort_after=st.none() | st.floats(0, 4),
+    tier=st.sampled_from([0.0, 0.3, 1.0]),
 )
 setups = st.builds(
     Setup,
@@ -48,6 +50,7 @@ setups = st.builds(
     state_slots=st.sampled_from([0, 1, 3, 5, 16]),
     drafts=st.integers(0, 3),
     retention_interval=st.sampled_from([None, 0, 512]),
+    load_ms=st.sampled_from([None, 2.0, 200.0]),
 )
 
 
@@ -62,13 +65,10 @@ def run(setup: Setup, traffic: list[Arrival], seed: int, check=lambda engine, ou
     engine = VirtualEngine(build(FairScheduler, setup), replace(H200, noise=0.02), seed=seed)
     engine.check = lambda output: check(engine, output)
     for i, a in enumerate(traffic):
-        engine.submit(
-            f"r{i}",
-            document(a.family, min(a.prompt, setup.max_model_len - 1)),
-            a.max_tokens,
-            at=a.at,
-            abort_at=None if a.abort_after is None else a.at + a.abort_after,
-        )
+        tokens = min(a.prompt, setup.max_model_len - 1)
+        abort_at = None if a.abort_after is None else a.at + a.abort_after
+        tier_tokens = 0 if setup.load_ms is None else int(a.tier * tokens)
+        engine.submit(f"r{i}", document(a.family, tokens), a.max_tokens, at=a.at, abort_at=abort_at, tier_tokens=tier_tokens)
     engine.run(max_steps=20_000)
     return engine
 
@@ -93,8 +93,8 @@ def test_everyone_ends_and_nothing_is_held(setup: Setup, traffic: list[Arrival],
         assert request.num_preemptions <= 6
     for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
         assert manager.block_pool.get_num_free_blocks() == manager.block_pool.num_gpu_blocks - 1
-    assert not scheduler.requests and not scheduler.running and not scheduler.waiting and not scheduler.kv_holding_waiting
-    assert not scheduler._uncached and not scheduler._overtaken
+    assert not any((scheduler.requests, scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting))
+    assert not any((scheduler._uncached, scheduler._overtaken, scheduler.deferred_frees))
 
 
 @fuzz
