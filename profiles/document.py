@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -70,7 +71,8 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?(0|[1-9][0-9_]*)", "-+0123456789"),
     ("float", r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", "-+0123456789"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), [*_first, *([""] if _tag == "null" else [])])
+    _initials = [*_first, ""] if _tag == "null" else [*_first]
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _initials)
 
 
 def parse(text: str, source: str) -> tuple[Node | None, list[Problem]]:
@@ -83,8 +85,7 @@ def parse(text: str, source: str) -> tuple[Node | None, list[Problem]]:
             return None, [problem]
         tree = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = Origin(source, mark.line + 1, mark.column + 1) if mark else top
+        where = _place(source, error.problem_mark or error.context_mark)
         return None, [Problem(where, "", f"not valid YAML: {_syntax_message(text, where, error)}")]
     except yaml.YAMLError as error:
         return None, [Problem(top, "", f"not valid YAML: {' '.join(str(error).split())}")]
@@ -104,6 +105,11 @@ def parse_value(text: str, source: str) -> Node:
     return _relocated(wrapped.value["value"], Origin(source))
 
 
+def _place(source: str, mark: Any) -> Origin:
+    """A `yaml.Mark`, which counts from 0; the top where there is none."""
+    return Origin(source, mark.line + 1, mark.column + 1) if mark else Origin(source, 1, 1)
+
+
 def _relocated(node: Node, origin: Origin) -> Node:
     if isinstance(node.value, dict):
         return Node({key: _relocated(child, origin) for key, child in node.value.items()}, origin)
@@ -116,8 +122,7 @@ def _refused_event(text: str, source: str) -> Problem | None:
     """Looks at the event stream, which needs no recursion, before anything is built from it."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=_Loader):
-        mark = event.start_mark
-        here = Origin(source, mark.line + 1, mark.column + 1)
+        here = _place(source, event.start_mark)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             return Problem(here, "", "anchors and aliases are not supported; use `extends`")
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in (None, "!"):
@@ -143,7 +148,7 @@ def _syntax_message(text: str, where: Origin, error: yaml.MarkedYAMLError) -> st
 
 
 def _convert(node: yaml.Node, source: str, path: tuple[str, ...], problems: list[Problem]) -> Node:
-    origin = Origin(source, node.start_mark.line + 1, node.start_mark.column + 1)
+    origin = _place(source, node.start_mark)
     if isinstance(node, yaml.SequenceNode):
         return Node([_convert(child, source, path, problems) for child in node.value], origin)
     if isinstance(node, yaml.MappingNode):
@@ -155,11 +160,11 @@ def _convert(node: yaml.Node, source: str, path: tuple[str, ...], problems: list
 def _convert_map(node: yaml.MappingNode, source: str, path: tuple[str, ...], problems: list[Problem]) -> dict[str, Node]:
     result: dict[str, Node] = {}
     for key_node, value_node in node.value:
-        here = Origin(source, key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+        here = _place(source, key_node.start_mark)
         if not isinstance(key_node, yaml.ScalarNode):
             problems.append(Problem(here, ".".join(path), "a key must be a plain word"))
             continue
-        key = key_node.value
+        key: str = key_node.value
         if key in result:
             problems.append(Problem(here, ".".join((*path, key)), f"duplicate key; first written in line {result[key].origin.line}"))
             continue
@@ -170,7 +175,8 @@ def _convert_map(node: yaml.MappingNode, source: str, path: tuple[str, ...], pro
 
 
 def _scalar(node: yaml.ScalarNode) -> Scalar:
-    kind, text = node.tag.rpartition(":")[2], node.value
+    text: str = node.value
+    kind = node.tag.rpartition(":")[2]
     if kind == "bool":
         return text == "true"
     if kind == "null":

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .budget import pool_size
+from .fields import FieldPath
 from .loader import LoadedProfile
-from .relations import BLOCK_TOKENS, FieldPath
+from .relations import BLOCK_TOKENS
 from .schema import Profile, Shape
 
 SECRET = "***"

@@ -5,21 +5,26 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from .document import Node, Origin, Problem, parse, parse_value
+from .document import MAX_BYTES, Node, Origin, Problem, parse, parse_value
 from .env import cache_dir
 from .errors import SparsekvError
-from .relations import FieldPath, check_relations
-from .schema import FilePath, Profile
+from .fields import FieldPath, path_fields
+from .messages import explain
+from .relations import check_relations
+from .schema import Profile
 
 SUFFIX = ".yaml"
+SHIPPED_FOLDER = "profiles/"
+"""How the place of a shipped file is shown; a user's path that starts so is shown with `./` before it."""
 
 
 class ProfileError(SparsekvError):
@@ -27,11 +32,12 @@ class ProfileError(SparsekvError):
 
     def __init__(self, name: str, problems: Sequence[Problem], inherited_by: str = "") -> None:
         count = f"{len(problems)} problems" if len(problems) > 1 else "a problem"
-        fields = [p.field for p in problems if p.field]
+        fields = [p.field for p in problems if p.field and p.field != "extends"]
+        section = (fields[0].rpartition(".")[0] or fields[0]) if fields else None
         super().__init__(
             f"profile `{name}` has {count}",
             details=tuple(_aligned(problems, inherited_by)),
-            hint=f"`sparsekv profiles schema --field {fields[0].rpartition('.')[0] or fields[0]}` lists what may stand there" if fields else None,
+            hint=f"`sparsekv profiles schema --field {section}` lists what may stand there" if section else None,
         )
         self.problems = tuple(problems)
 
@@ -70,7 +76,7 @@ def load_profile(reference: str, overrides: Iterable[str] = ()) -> LoadedProfile
     tree = _merged(file, (), problems, sources)
     for override in overrides:
         tree = _with_override(tree, override, problems)
-    own = sources[-1] if sources else reference
+    own = file.source
     if tree is None:
         raise ProfileError(file.name, problems, own)
     tree = _expand_paths(_without_nulls(tree), problems)
@@ -82,7 +88,7 @@ def load_profile(reference: str, overrides: Iterable[str] = ()) -> LoadedProfile
 
 
 def profile_text(reference: str) -> str:
-    """The file as it is written.
+    """The file of a shipped profile, or of a path, as it is written.
 
     Raises:
         SparsekvError: there is no such profile.
@@ -99,24 +105,25 @@ class _File:
     source: str
     """As shown in messages."""
     text: str
-    folder: Path | None
+    path: Path | None
     """None for a shipped file."""
+
+    @property
+    def identity(self) -> object:
+        """Equal for two spellings of one file, and never for a shipped and a user's file of one name."""
+        return self.path.resolve() if self.path else self.name
 
 
 def _locate(reference: str, relative_to: _File | None) -> _File:
     if "/" in reference or reference.endswith((".yaml", ".yml")):
         path = Path(reference).expanduser()
-        if relative_to is not None and relative_to.folder is not None:
-            path = relative_to.folder / path
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise SparsekvError(f"cannot read profile {reference}: {reason}", hint="`sparsekv profiles list` shows the shipped ones") from None
-        return _File(path.stem, str(path), text, path.absolute().parent)
+        if relative_to is not None and relative_to.path is not None:
+            path = relative_to.path.parent / path
+        source = f"./{path}" if str(path).startswith(SHIPPED_FOLDER) else str(path)
+        return _File(path.stem, source, _read(path, reference), path.absolute())
     entry = resources.files("sparsekv.profiles") / f"{reference}{SUFFIX}"
     if re.fullmatch(r"[\w.-]+", reference) and entry.is_file():
-        return _File(reference, f"profiles/{reference}{SUFFIX}", entry.read_text(encoding="utf-8"), None)
+        return _File(reference, f"{SHIPPED_FOLDER}{reference}{SUFFIX}", entry.read_text(encoding="utf-8"), None)
     close = difflib.get_close_matches(reference, shipped_names(), 1, 0.5)
     raise SparsekvError(
         f"no profile named `{reference}`",
@@ -124,7 +131,22 @@ def _locate(reference: str, relative_to: _File | None) -> _File:
     )
 
 
-def _merged(file: _File, below: tuple[str, ...], problems: list[Problem], sources: list[str]) -> Node | None:
+def _read(path: Path, reference: str) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            reason = "not a file"
+        elif path.stat().st_size > MAX_BYTES:
+            reason = f"larger than {MAX_BYTES >> 10} KiB"
+        else:
+            return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError:
+        reason = "not UTF-8 text"
+    raise SparsekvError(f"cannot read profile {reference}: {reason}", hint="`sparsekv profiles list` shows the shipped ones")
+
+
+def _merged(file: _File, below: tuple[_File, ...], problems: list[Problem], sources: list[str]) -> Node | None:
     """The file over its parents."""
     tree, found = parse(file.text, file.source)
     problems.extend(found)
@@ -136,11 +158,12 @@ def _merged(file: _File, below: tuple[str, ...], problems: list[Problem], source
         except SparsekvError as error:
             problems.append(Problem(parent.origin, "extends", error.message))
             continue
-        if base.source in (*below, file.source):
-            chain = " -> ".join((*below, file.source, base.source))
-            problems.append(Problem(parent.origin, "extends", f"goes in a circle: {chain}"))
+        chain = (*below, file)
+        if base.identity in [member.identity for member in chain]:
+            circle = " -> ".join(member.source for member in (*chain, base))
+            problems.append(Problem(parent.origin, "extends", f"goes in a circle: {circle}"))
             continue
-        merged = _merged(base, (*below, file.source), problems, sources)
+        merged = _merged(base, chain, problems, sources)
         result = _overlay(result, merged)
     if file.source not in sources:
         sources.append(file.source)
@@ -172,7 +195,7 @@ def _overlay(base: Node | None, top: Node | None) -> Node | None:
 
 def _with_override(tree: Node | None, override: str, problems: list[Problem]) -> Node | None:
     path, separator, text = override.partition("=")
-    origin = Origin(f"--set {override}")
+    origin = Origin(f"--set {path.strip()}")
     keys = path.strip().split(".")
     if not separator or not all(keys):
         problems.append(Problem(origin, "", "expected `section.key=value`"))
@@ -198,8 +221,8 @@ def _without_nulls(node: Node) -> Node:
 
 
 def _expand_paths(tree: Node, problems: list[Problem]) -> Node:
-    for path in _path_fields(Profile):
-        tree = _replace(tree, path, lambda node, field=".".join(path): _expanded(node, field, problems))
+    for path in path_fields():
+        tree = _replace(tree, path, partial(_expanded, field=".".join(path), problems=problems))
     return tree
 
 
@@ -221,24 +244,12 @@ def _expanded(node: Node, field: str, problems: list[Problem]) -> Node:
     if missing:
         problems.append(Problem(node.origin, field, f"environment variable {missing[0]} is not set"))
         return node
-    folder = Path(node.origin.source).absolute().parent if node.origin.line and not node.origin.source.startswith("profiles/") else Path.cwd()
+    in_file = node.origin.line and not node.origin.source.startswith(SHIPPED_FOLDER)
+    folder = Path(node.origin.source).absolute().parent if in_file else Path.cwd()
     return Node(os.path.normpath(folder / Path(text).expanduser()), node.origin)
 
 
-def _path_fields(model: type[BaseModel], prefix: FieldPath = ()) -> list[FieldPath]:
-    found: list[FieldPath] = []
-    for name, field in model.model_fields.items():
-        options = (field.annotation, *get_args(field.annotation))
-        marks = [*field.metadata, *(mark for option in options for mark in getattr(option, "__metadata__", ()))]
-        if any(isinstance(mark, FilePath) for mark in marks):
-            found.append((*prefix, name))
-        for option in options:
-            if isinstance(option, type) and issubclass(option, BaseModel):
-                found.extend(_path_fields(option, (*prefix, name)))
-    return found
-
-
-def _replace(node: Node, path: FieldPath, change: Any) -> Node:
+def _replace(node: Node, path: FieldPath, change: Callable[[Node], Node]) -> Node:
     if not path:
         return change(node)
     if not isinstance(node.value, dict) or path[0] not in node.value:
@@ -265,64 +276,7 @@ def _problem(tree: Node, error: Any) -> Problem:
         if error["type"] == "missing" or isinstance(_at(tree, (*path, part)), Node):
             path = (*path, part)
     field = ".".join(path)
-    return Problem(_nearest(tree, path).origin, field, _message(path, error))
-
-
-def _message(path: FieldPath, error: Any) -> str:
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    shown = f'"{value}"' if isinstance(value, str) else "a map" if isinstance(value, dict) else f"{value}"
-    match kind:
-        case "extra_forbidden":
-            close = _similar_field(path)
-            return f"unknown key; did you mean `{close}`?" if close else "unknown key"
-        case "missing":
-            return "required, and stated nowhere"
-        case "literal_error":
-            allowed = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-            options = [text or number for text, number in allowed]
-            close = difflib.get_close_matches(str(value).lower(), options, 1, 0.6) or [o for o in options if str(value) and str(value) in o]
-            return f"expected one of {', '.join(options)}; got {shown}" + (f"; did you mean `{close[0]}`?" if close else "")
-        case "value_error":
-            return str(context["error"])
-        case "model_type" | "dict_type" | "model_attributes_type":
-            return f"expected a map of keys, got {shown}"
-    expected = {
-        "int_type": "an integer",
-        "int_from_float": "an integer",
-        "float_type": "a number",
-        "string_type": "text",
-        "bool_type": "true or false",
-        "list_type": "a list",
-        "greater_than": f"more than {context.get('gt')}",
-        "greater_than_equal": f"at least {context.get('ge')}",
-        "less_than_equal": f"at most {context.get('le')}",
-        "string_too_short": "text that is not empty",
-        "string_pattern_mismatch": f"text of the form {context.get('pattern')}",
-        "too_short": f"{context.get('min_length')} values",
-        "too_long": f"{context.get('max_length')} values",
-    }.get(kind)
-    return f"expected {expected}, got {shown}" if expected else f"{error['msg'][0].lower()}{error['msg'][1:]}, got {shown}"
-
-
-def _similar_field(path: FieldPath) -> str | None:
-    """The nearest name in the same section, else a key of another section that is called so."""
-    fields = {".".join(known): known for known in _all_fields(Profile)}
-    siblings = [known[-1] for known in fields.values() if known[:-1] == path[:-1]]
-    if close := difflib.get_close_matches(path[-1], siblings, 1, 0.6):
-        return close[0]
-    elsewhere = {known[-1]: dotted for dotted, known in fields.items()} | {dotted.replace(".", "_"): dotted for dotted in fields}
-    close = difflib.get_close_matches(path[-1], elsewhere, 1, 0.75)
-    return elsewhere[close[0]] if close else None
-
-
-def _all_fields(model: type[BaseModel], prefix: FieldPath = ()) -> list[FieldPath]:
-    found: list[FieldPath] = []
-    for name, field in model.model_fields.items():
-        found.append((*prefix, name))
-        for option in (field.annotation, *get_args(field.annotation)):
-            if isinstance(option, type) and issubclass(option, BaseModel):
-                found.extend(_all_fields(option, (*prefix, name)))
-    return found
+    return Problem(_nearest(tree, path).origin, field, explain(path, error))
 
 
 def _at(tree: Node, path: FieldPath) -> Node | None:

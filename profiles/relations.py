@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from .fields import FieldPath
 from .schema import Profile
 
 BLOCK_TOKENS = 128
 """Tokens of one block of the pool (`engine.config.BLOCK_SIZE`); chunks of a prompt are cut at its multiples."""
-
-FieldPath = tuple[str, ...]
 
 SECRET_NAME = re.compile(r"(?i)(key|token|secret|password|credential)s?$")
 

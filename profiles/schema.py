@@ -63,7 +63,9 @@ class Hardware(Section):
     vram: Annotated[Size, Field(description="memory of one card")] = 0
     compute_capability: Annotated[str | None, Field(pattern=r"^\d+\.\d$", description="quoted, such as '8.6'")] = None
     pcie: Pcie = Pcie()
-    link_rate: Annotated[Rate | None, Field(description="measured host-to-card rate of row gathers; unset: a table by generation and width")] = None
+    link_rate: Annotated[
+        Rate | None, Field(description="measured host-to-card rate of row gathers; unset: estimated from generation and width")
+    ] = None
     p2p: Annotated[Literal["none", "nvlink", "patched"], Field(description="how the cards reach each other's memory")] = "none"
     power_cap: Annotated[Watts | None, Field(description="limit of each card, set by `serve --apply-power-cap` and by nothing else")] = None
     ram: Annotated[Size, Field(description="memory of the machine")] = 0
@@ -144,9 +146,9 @@ class Scheduler(Section):
     """How many requests run and how their prompts are cut."""
 
     max_num_seqs: Annotated[Positive, Field(description="requests that run at once")] = 8
-    max_num_batched_tokens: Annotated[Positive, Field(description="tokens of one step; also the largest piece of a prompt")] = 2048
+    max_num_batched_tokens: Annotated[Positive, Field(description="tokens of one step, and the largest piece of a prompt")] = 2048
     itl_target_ms: Annotated[float, Field(gt=0, description="time between two steps of an answer while prompts are read beside it")] = 50
-    idle_step_ms: Annotated[float, Field(gt=0, description="longest step while no request answers; a newcomer waits for at most two")] = 1000
+    idle_step_ms: Annotated[float, Field(gt=0, description="longest step while no request answers; newcomers wait at most two")] = 1000
     max_queued_requests: Annotated[Count, Field(description="requests that may run or wait before new ones get 503; 0: no limit")] = 0
     max_queued_tokens: Annotated[
         Count, Field(description="prompt tokens, known beginnings included, that may be unread before new requests get 503; 0: no limit")
@@ -233,8 +235,8 @@ class Profile(Section):
     expected: Expected | None = None
     vllm: Annotated[
         dict[str, str | int | float | bool], Field(description="further vLLM options by their long name; none that a key above sets")
-    ] = {}  # noqa: RUF012
-    env: Annotated[dict[str, str], Field(description="environment variables of the server; no secrets")] = {}  # noqa: RUF012
+    ] = {}
+    env: Annotated[dict[str, str], Field(description="environment variables of the server; no secrets")] = {}
 
     def attention_layers(self, shape: Shape) -> int:
         """Layers with rows: the model's own, and the draft head's where it speculates."""
