@@ -7,58 +7,29 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from sparsekv.basis.identity import ConfigLike, ModelIdentity, model_identity
+from sparsekv.basis.header import (
+    FORMAT,
+    METADATA_KEY,
+    BasisMetadata,
+    LayerFit,
+    Method,
+    check_identity,
+    parse_header,
+    read_metadata,
+)
+from sparsekv.basis.identity import ConfigLike
 from sparsekv.kernels.sketch import SketchBasis
 from sparsekv.profiles.errors import SparsekvError
 
-FORMAT = "sparsekv-basis/1"
-METADATA_KEY = "sparsekv_basis"
-"""The header has this one key: safetensors orders several keys at random, and equal inputs must give equal files."""
-
-Method = Literal["kq", "pca"]
-
-
-@dataclass(frozen=True)
-class LayerFit:
-    """What one layer's sketch achieves on held-out text, and what it suggests."""
-
-    rank: int
-    recall_mean: tuple[float, ...] = ()
-    """Attention mass captured at `BasisMetadata.recall_budget` tokens, mean over queries; one number per KV head."""
-    recall_p10: tuple[float, ...] = ()
-    budget: int = 0
-    """Recommended tokens per (request, KV head); 0 where nothing was measured."""
-    hot_slots: int = 0
-    """Recommended hot rows per (request, KV head): the distinct tokens selected over 64 consecutive decode steps."""
-
-
-@dataclass(frozen=True)
-class BasisMetadata:
-    """Everything in the header. No dates and no paths: the same inputs give the same bytes."""
-
-    model: ModelIdentity
-    method: Method
-    rank: int
-    bits: Literal[4, 8]
-    layers: Mapping[str, LayerFit]
-    """Keyed as `identity.layer_key` does, in model order."""
-    calibration_hash: str = ""
-    calibration_tokens: int = 0
-    calibration_context: int = 0
-    """Longest position the statistics have seen."""
-    heldout_hash: str = ""
-    recall_budget: int = 0
-    """Tokens selected in the held-out measurement."""
-    recall: Mapping[str, float] = field(default_factory=dict)
-    """Held-out mass at `recall_budget`, mean over all layers and heads: `basis`, `oracle` and the controls."""
+__all__ = ["Basis", "BasisMetadata", "LayerFit", "Method", "check_basis", "load_basis", "read_metadata", "save_basis", "write_atomically"]
 
 
 @dataclass(frozen=True)
@@ -102,16 +73,6 @@ def save_basis(path: Path, metadata: BasisMetadata, layers: Mapping[str, SketchB
     return hashlib.sha256(data).hexdigest()
 
 
-def read_metadata(path: Path) -> BasisMetadata:
-    """Reads the header alone.
-
-    Raises:
-        SparsekvError: no such file, not a safetensors file, or not a basis.
-    """
-    with _open(path) as file:
-        return _parse_header(path, file.metadata())
-
-
 def load_basis(path: Path) -> Basis:
     """Reads and checks a basis file; tensors come as float32 on the CPU.
 
@@ -120,7 +81,7 @@ def load_basis(path: Path) -> Basis:
     """
     layers: dict[str, SketchBasis] = {}
     with _open(path) as file:
-        metadata = _parse_header(path, file.metadata())
+        metadata = parse_header(path, file.metadata())
         names = set(file.keys())
         for key in metadata.layers:
             parts = [f"layers.{key}.{part}" for part in ("mean", "key_map", "query_map")]
@@ -138,26 +99,10 @@ def load_basis(path: Path) -> Basis:
 def check_basis(
     basis: Basis | BasisMetadata, config: Mapping[str, Any] | ConfigLike, weights_fingerprint: str = "", source: str = "basis"
 ) -> list[str]:
-    """Refuses a basis of another model; `config` is the served model's (a dict or a transformers config).
-
-    Returns warnings: other weights of the same architecture do not make a basis invalid (quantised and tuned
-    checkpoints share one), but its measured recall no longer speaks for them.
-
-    Raises:
-        SparsekvError: the models differ in layers, heads, head size or position encoding; one line names each difference.
-    """
-    metadata = basis.metadata if isinstance(basis, Basis) else basis
-    name = str(basis.path) if isinstance(basis, Basis) else source
-    model = model_identity(config, weights_fingerprint)
-    hint = "give the basis of this model, or fit one with `sparsekv refit-basis --model MODEL`"
-    if differences := metadata.model.differences(model):
-        raise SparsekvError(f"{name} was fitted on another model: {'; '.join(differences)}", hint=hint)
-    if missing := [key for key in model.attention_layers if key not in metadata.layers]:
-        raise SparsekvError(f"{name} has no sketch for attention layers: {', '.join(missing)}", hint=hint)
-    fitted = metadata.model.weights_fingerprint
-    if fitted and weights_fingerprint and fitted != weights_fingerprint:
-        return [f"{name} was fitted on other weights of this architecture; `sparsekv validate recall` tells whether it still holds"]
-    return []
+    """`header.check_identity` for a loaded basis as well."""
+    if isinstance(basis, Basis):
+        return check_identity(basis.metadata, config, weights_fingerprint, str(basis.path))
+    return check_identity(basis, config, weights_fingerprint, source)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -182,24 +127,6 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise SparsekvError(f"{path} is not a safetensors file: {error}", hint="fit the basis again with `sparsekv refit-basis`") from None
-
-
-def _parse_header(path: Path, header: Mapping[str, str] | None) -> BasisMetadata:
-    hint = "fit one with `sparsekv refit-basis`"
-    if not header or METADATA_KEY not in header:
-        raise SparsekvError(f"{path} is a safetensors file but no basis", hint=hint)
-    try:
-        facts = json.loads(header[METADATA_KEY])
-        if facts.pop("format") != FORMAT:
-            raise SparsekvError(f"{path} is not in the format {FORMAT}", hint=hint)
-        model = facts.pop("model")
-        model["attention_layers"] = tuple(model["attention_layers"])
-        fits = facts.pop("layers")
-        order = sorted(fits, key=lambda key: (key.startswith("mtp."), int(key.removeprefix("mtp."))))
-        layers = {key: LayerFit(**{k: tuple(v) if isinstance(v, list) else v for k, v in fits[key].items()}) for key in order}
-        return BasisMetadata(model=ModelIdentity(**model), layers=layers, **facts)
-    except (KeyError, TypeError, ValueError) as error:
-        raise SparsekvError(f"{path} has a damaged header: {error}", hint=hint) from None
 
 
 def _check_shapes(key: str, mean: torch.Tensor, key_map: torch.Tensor, query_map: torch.Tensor, metadata: BasisMetadata) -> None:

@@ -14,7 +14,7 @@ def _run(machine: Machine) -> Findings:
     if machine.profile is None:
         yield skip("no profile, no basis")
         return
-    from sparsekv.basis.format import check_basis, read_metadata
+    from sparsekv.basis.header import check_identity, read_metadata
 
     sketch = machine.profile.sketch
     path = Path(sketch.basis)
@@ -32,7 +32,7 @@ def _run(machine: Machine) -> Findings:
         yield unknown(f"{path.name} was not compared with the model, whose config.json cannot be read")
         return
     try:
-        warnings = check_basis(metadata, machine.model_config, source=str(path))
+        warnings = check_identity(metadata, machine.model_config, source=str(path))
     except SparsekvError as problem:
         yield error(problem.message, *problem.details, remedy=problem.hint or "")
         return
