@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -20,6 +20,11 @@ MASS_TARGET, MASS_TARGET_P1 = 0.97, 0.85
 CONSECUTIVE = 64
 """Decode steps over which hot slots are counted."""
 
+QUERIES = 64
+"""Query positions per held-out sequence, spread over its second half."""
+
+K = TypeVar("K")
+
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, the sequences done, and their number."""
 
@@ -34,21 +39,23 @@ class Source(Protocol):
 
 @dataclass
 class Report:
-    """Held-out measurements: per layer, arm (a rank, or a control's name) -> mass `[len(BUDGETS), Hkv, samples]`."""
+    """Held-out measurements of every layer."""
 
     budget: int
-    default_rank: int
-    mass: dict[str, dict[str, torch.Tensor]]
+    mass: dict[str, dict[int, torch.Tensor]]
+    """Layer -> rank -> `[len(BUDGETS), Hkv, samples]`."""
+    controls: dict[str, dict[str, torch.Tensor]]
+    """Layer -> oracle or control -> `[Hkv, samples]` at `budget`."""
     touched: dict[str, float]
     """Distinct tokens over `CONSECUTIVE` steps at `budget`, relative to it."""
 
-    def _row(self, key: str, arm: str) -> torch.Tensor:
-        return self.mass[key][arm][BUDGETS.index(self.budget)]
+    def _row(self, key: str, rank: int) -> torch.Tensor:
+        return self.mass[key][rank][BUDGETS.index(self.budget)]
 
     def share_ranks(self, mean_rank: int) -> dict[str, int]:
         """Ranks whose mean is at most `mean_rank`: the layers that gain most are paid for by those that lose least."""
-        ranks = sorted({int(arm) for arm in next(iter(self.mass.values())) if arm.isdigit()})
-        value = {key: {rank: self._row(key, str(rank)).mean().item() for rank in ranks} for key in self.mass}
+        ranks = sorted(next(iter(self.mass.values())))
+        value = {key: {rank: self._row(key, rank).mean().item() for rank in ranks} for key in self.mass}
         chosen = dict.fromkeys(self.mass, ranks[0])
         spare = mean_rank * len(chosen) - sum(chosen.values())
         while True:
@@ -64,8 +71,7 @@ class Report:
             chosen[best[1]] = best[2]
 
     def layer_fit(self, key: str, rank: int) -> LayerFit:
-        mass = self.mass[key][str(rank)]
-        row = mass[BUDGETS.index(self.budget)]
+        mass, row = self.mass[key][rank], self._row(key, rank)
         reached = [
             budget
             for budget, at in zip(BUDGETS, mass, strict=True)
@@ -81,11 +87,9 @@ class Report:
         )
 
     def overall(self, chosen: Mapping[str, int]) -> dict[str, float]:
-        def mean(arm: Callable[[str], str]) -> float:
-            return round(torch.cat([self._row(key, arm(key)).flatten() for key in self.mass]).mean().item(), 4)
-
-        controls = [arm for arm in next(iter(self.mass.values())) if not arm.isdigit()]
-        return {"basis": mean(lambda key: str(chosen[key])), **{name: mean(lambda key, name=name: name) for name in controls}}  # type: ignore[misc]
+        arms = {"basis": [self._row(key, rank) for key, rank in chosen.items()]}
+        arms |= {name: [layer[name] for layer in self.controls.values()] for name in next(iter(self.controls.values()))}
+        return {name: round(torch.cat([part.flatten() for part in parts]).mean().item(), 4) for name, parts in arms.items()}
 
 
 def heldout_test(
@@ -100,21 +104,26 @@ def heldout_test(
     context = len(sequences[0])
     budget = max((b for b in BUDGETS if b <= max(BUDGETS[0], context // 25)), default=BUDGETS[0])
     keys = list(fitted)
-    parts: dict[str, list[dict[str, torch.Tensor]]] = {key: [] for key in keys}
+    mass: dict[str, dict[int, list[torch.Tensor]]] = {key: {} for key in keys}
+    controls: dict[str, dict[str, list[torch.Tensor]]] = {key: {} for key in keys}
     touched: dict[str, list[float]] = {key: [] for key in keys}
+    spread = range(context // 2, context, max(1, context // (2 * QUERIES)))
     consecutive = range(context - CONSECUTIVE, context)
-    positions = sorted({*consecutive, *range(context // 2, context, max(1, context // 256))})
+    positions = sorted({*spread, *consecutive})
 
     def use(key: str, attention: Attention) -> None:
         own = truncate(fitted[key], rank)
         other = truncate(fitted[keys[(keys.index(key) + len(keys) // 2) % len(keys)]], rank)
-        scorers: dict[str, Scorer] = {str(r): sketched(truncate(fitted[key], r), bits) for r in ranks}
-        scorers |= {"oracle": oracle, "recency": recency, "random": sketched(random_basis(own, 0), bits)}
+        rivals: dict[str, Scorer] = {"oracle": oracle, "recency": recency, "random": sketched(random_basis(own, 0), bits)}
         if len(keys) > 1:
-            scorers["other_layer"] = sketched(other, bits)
-        scorers["transposed"] = sketched(transposed_basis(own), bits)
-        parts[key].append(measure(attention, scorers, BUDGETS))
-        last = Attention(attention.query[:, :, -CONSECUTIVE:], attention.key, attention.positions[-CONSECUTIVE:])
+            rivals["other_layer"] = sketched(other, bits)
+        rivals["transposed"] = sketched(transposed_basis(own), bits)
+        sampled = attention.at(spread)
+        for r, found in measure(sampled, {r: sketched(truncate(fitted[key], r), bits) for r in ranks}, BUDGETS).items():
+            mass[key].setdefault(r, []).append(found)
+        for name, found in measure(sampled, rivals, [budget]).items():
+            controls[key].setdefault(name, []).append(found[0])
+        last = attention.at(consecutive)
         selected = select(sketched(own, bits)(last), last.positions, budget)
         touched[key].append(sum(len(head.unique()) for head in selected) / len(selected) / min(budget, context))
 
@@ -122,5 +131,8 @@ def heldout_test(
         progress("held-out test", index, len(sequences))
         source.run(tokens, Probe(len(tokens), positions, use))
     progress("held-out test", len(sequences), len(sequences))
-    mass = {key: {arm: torch.cat([part[arm] for part in parts[key]], dim=-1) for arm in parts[key][0]} for key in keys}
-    return Report(budget, rank, mass, {key: sum(values) / len(values) for key, values in touched.items()})
+    return Report(budget, _joined(mass), _joined(controls), {key: sum(values) / len(values) for key, values in touched.items()})
+
+
+def _joined(parts: Mapping[str, Mapping[K, Sequence[torch.Tensor]]]) -> dict[str, dict[K, torch.Tensor]]:
+    return {key: {arm: torch.cat(list(found), dim=-1) for arm, found in layer.items()} for key, layer in parts.items()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.sketch import SketchBasis, decode_codes, encode_keys
+
+K = TypeVar("K")
 
 SINKS, WINDOW = 4, 32
 """Always selected, inside the budget."""
@@ -25,6 +27,11 @@ class Attention:
     """`[Hkv, T, D]` float32"""
     positions: torch.Tensor
     """`[n]`; query i sees the keys `t <= positions[i]`"""
+
+    def at(self, positions: Sequence[int]) -> Attention:
+        """The queries at some of the sampled positions."""
+        rows = torch.isin(self.positions, torch.tensor(list(positions), device=self.positions.device)).nonzero().flatten()
+        return Attention(self.query[:, :, rows], self.key, self.positions[rows])
 
     def softmax(self, scores: torch.Tensor) -> torch.Tensor:
         """Attention weights from scores `[Hkv, G, n, T]` before scaling."""
@@ -84,7 +91,7 @@ def sketched(sketch: SketchBasis, bits: Literal[4, 8]) -> Scorer:
     return lambda attention: attention.sketch_weights(sketch, bits).mean(dim=1)
 
 
-def measure(attention: Attention, scorers: Mapping[str, Scorer], budgets: Sequence[int]) -> dict[str, torch.Tensor]:
+def measure(attention: Attention, scorers: Mapping[K, Scorer], budgets: Sequence[int]) -> dict[K, torch.Tensor]:
     """Captured mass of every scorer: `[len(budgets), Hkv, G * n]`."""
     true_weights = attention.true_weights()
     return {

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -46,12 +46,7 @@ def refit(options: RefitOptions, source: Source, tokenizer: Any, fingerprint: st
         SparsekvError: unusable options or corpus, or a basis that does not beat its controls (nothing is written then).
     """
     identity = model_identity(source.config, fingerprint)
-    rank = identity.head_dim // 2 if options.rank in (None, "auto") else int(options.rank)  # type: ignore[arg-type]
-    if not 1 <= rank <= identity.head_dim or rank * options.bits % 8:
-        raise SparsekvError(
-            f"rank {rank} does not fit head size {identity.head_dim} in whole bytes of {options.bits}-bit codes",
-            hint=f"give an even rank up to {identity.head_dim}",
-        )
+    rank = mean_rank(options, identity.head_dim)
     texts = {split: from_folder(options.corpus, split) if options.corpus else bundled(split) for split in ("fit", "heldout")}
     calibration = token_sequences(texts["fit"], tokenizer, options.context, options.sequences, options.seed)
     heldout = token_sequences(texts["heldout"], tokenizer, options.context, options.heldout_sequences, options.seed)
@@ -83,6 +78,49 @@ def refit(options: RefitOptions, source: Source, tokenizer: Any, fingerprint: st
     save_basis(options.out, metadata, {key: truncate(sketch, chosen[key]) for key, sketch in fitted.items()})
     partial_path(options.out).unlink(missing_ok=True)
     return metadata
+
+
+def mean_rank(options: RefitOptions, head_dim: int) -> int:
+    """The rank of every layer, or with `auto` their mean.
+
+    Raises:
+        SparsekvError: it is no rank of a head of this size.
+    """
+    rank = head_dim // 2 if options.rank is None or options.rank == "auto" else options.rank
+    if not 1 <= rank <= head_dim or rank * options.bits % 8:
+        raise SparsekvError(
+            f"rank {rank} does not fit head size {head_dim} in whole bytes of {options.bits}-bit codes",
+            hint=f"give an even rank up to {head_dim}",
+        )
+    return rank
+
+
+def check_options(options: RefitOptions) -> None:
+    """Looks at everything that can be wrong before a model is loaded.
+
+    Raises:
+        SparsekvError: no readable model, sizes that do not fit it, or an output that cannot be written.
+    """
+    config_path = options.model / "config.json"
+    try:
+        config = json.loads(config_path.read_text())
+        identity = model_identity(config)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SparsekvError(
+            f"no usable model configuration at {config_path}: {error}", hint="give a folder that holds config.json and *.safetensors"
+        ) from None
+    if options.method not in get_args(Method):
+        raise SparsekvError(f"no such method: {options.method}", hint="give `kq` or `pca`")
+    if options.bits not in (4, 8):
+        raise SparsekvError(f"no codes of {options.bits} bits", hint="give 4 or 8")
+    mean_rank(options, identity.head_dim)
+    longest = (config.get("text_config") or config).get("max_position_embeddings")
+    if longest and options.context > longest:
+        raise SparsekvError(f"--context {options.context} is beyond the model's {longest} positions")
+    if options.corpus and not options.corpus.is_dir():
+        raise SparsekvError(f"no folder at: {options.corpus}", hint="`--corpus` takes a folder of text files")
+    if options.out.suffix != ".safetensors":
+        raise SparsekvError(f"the output is not named *.safetensors: {options.out}")
 
 
 def refuse_if_beaten(metadata: BasisMetadata) -> None:

@@ -23,6 +23,8 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "profiles": "profiles",
     "patch": "patch",
     "doctor": "doctor",
+    "refit-basis": "refit_basis",
+    "basis": "basis",
 }
 """Command -> module of `sparsekv_cli.commands`, or, for a group whose commands are spread over files, the same once more."""
 
