@@ -192,6 +192,8 @@ class FakeServer:
         self._running += 1
         try:
             return await self._stream(request, body, prompt, units, behaviour, served, limit)
+        except ConnectionResetError:  # the client has gone
+            return web.Response()
         finally:
             self._running -= 1
 

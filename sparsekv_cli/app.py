@@ -25,10 +25,13 @@ COMMANDS: dict[str, str | dict[str, str]] = {
     "doctor": "doctor",
     "refit-basis": "refit_basis",
     "basis": "basis",
+    "bench": {"swarm": "bench_swarm", "replay": "bench_replay", "compare": "bench_compare"},
 }
 """Command -> module of `sparsekv_cli.commands`, or, for a group whose commands are spread over files, the same once more."""
 
-GROUP_HELP: dict[str, str] = {}
+GROUP_HELP: dict[str, str] = {
+    "bench": "Measure a server, and compare what was measured.",
+}
 """One line for each group spread over files."""
 
 

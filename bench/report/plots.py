@@ -113,9 +113,8 @@ def _ttft(axes: Axes, run: Run) -> bool:
         return False
     for phase in dict.fromkeys(p for p, _, _ in points):
         own = _thin([(x, y) for p, x, y in points if p == phase])
-        axes.scatter(
-            *zip(*own, strict=True), s=18, color=COLORS.get(phase, "#888888"), alpha=0.7, linewidth=0, label=TITLES.get(phase, phase)
-        )
+        x, y = zip(*own, strict=True)
+        axes.scatter(x, y, s=18, color=COLORS.get(phase, "#888888"), alpha=0.7, linewidth=0, label=TITLES.get(phase, phase))
     axes.set_yscale("log")
     axes.set_xlabel("prompt (tokens)")
     axes.set_ylabel("time to first token (s)")

@@ -35,11 +35,18 @@ class Conversation(ABC):
         """Of the next prompt, what a prefix cache without limits holds."""
         self.chars_per_token = 3.0
         self._counted_chars = 0
+        self._recorded = 0
 
     @property
     def text_per_token(self) -> float:
         """Characters of text that make a token, going by what was sent so far."""
         return self.chars_per_token
+
+    def new_parts(self) -> list[bytes]:
+        """What was added since the last call, as JSON: messages or runs of ids."""
+        fresh = self._parts[self._recorded :]
+        self._recorded = len(self._parts)
+        return fresh
 
     @abstractmethod
     def add_user(self, text: str) -> None:
@@ -74,6 +81,7 @@ class Conversation(ABC):
     def rewind(self, mark: Mark) -> None:
         """Back to a mark: later turns are forgotten, and their prefix is still the server's."""
         del self._parts[mark.parts :]
+        self._recorded = min(self._recorded, mark.parts)
         self.chars = self._counted_chars = mark.chars
         self.context_tokens = self.reusable_tokens = mark.context_tokens
 

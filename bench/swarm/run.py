@@ -162,7 +162,8 @@ class _Run:
     async def go(self, make: Callable[[Sender, Callable[[], None]], Load]) -> Outcome:
         idle = await self._idle_power()
         clock = Clock()
-        sender = Sender(self._client, self._server, self._options, clock, self._record)
+        record_text = self._guarded(self._folder.append_text) if self._options.record_text else None
+        sender = Sender(self._client, self._server, self._options, clock, self._record, record_text)
         load = self._load = make(sender, self._save)
         self._info = self._describe(load, idle)
         self._write_provenance()
@@ -264,7 +265,7 @@ class _Run:
         self._guarded(lambda info: self._folder.write_json("run.json", info))(self._info)
 
     def _describe(self, load: Load, idle: float | None) -> dict[str, Any]:
-        options = asdict(self._options) | {"repo": self._options.repo.resolve().name}
+        options = asdict(self._options) | {"repo": self._options.repo.resolve().name}  # no folder of this machine
         gpus = self._options.gpus if self._options.gpus is not None else (len(self._gpus) or None)
         return {
             "schema_version": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import time
 from collections.abc import Callable
@@ -55,9 +56,16 @@ class Sender:
     """Shared by all agents of a run."""
 
     def __init__(
-        self, client: Client, server: Server, options: SwarmOptions, clock: Clock, record: Callable[[RequestRecord], None]
+        self,
+        client: Client,
+        server: Server,
+        options: SwarmOptions,
+        clock: Clock,
+        record: Callable[[RequestRecord], None],
+        record_text: Callable[[str], None] | None = None,
     ) -> None:
         self.client, self.server, self.options, self.clock, self._record = client, server, options, clock, record
+        self._record_text = record_text
         self.phase = ""
         self._random = random.Random(f"{options.seed}/retry")
 
@@ -72,8 +80,9 @@ class Sender:
         ignore_eos: bool = False,
         tool_seconds: float = 0.0,
         score: Callable[[Answer], bool | None] | None = None,
+        on_first: Callable[[], None] = lambda: None,
     ) -> Answer:
-        """The answer to the conversation's last words; it is not yet part of the conversation.
+        """The answer to the conversation's last words; it is not yet part of the conversation. `on_first` is called when output begins.
 
         Raises:
             AgentFailed: refused for good, or `limits.attempts` attempts failed.
@@ -85,7 +94,7 @@ class Sender:
         for attempt in range(self.options.limits.attempts):
             answer = Answer()
             view.state = "reading"
-            follow = _Follower(view, answer)
+            follow = _Follower(view, answer, on_first)
             try:
                 await self.client.stream(conversation.path, payload, answer, follow)
             finally:
@@ -94,6 +103,8 @@ class Sender:
                     record.recalled = score(answer)
                 view.errors += record.failed
                 self._record(record)
+                if self._record_text is not None:
+                    self._record_text(_text_line(record, conversation, answer))
             if answer.status == "ok":
                 return answer
             if answer.status in PERMANENT:
@@ -152,17 +163,28 @@ class Sender:
         )
 
 
+def _text_line(record: RequestRecord, conversation: Conversation, answer: Answer) -> str:
+    """One line of text.jsonl: what the prompt has more than the agent's last one, and what came."""
+    sent = [json.loads(part) if part.startswith(b"{") else part.decode() for part in conversation.new_parts()]
+    got = {"text": answer.text, "reasoning": answer.reasoning, "tool_calls": answer.tool_calls, "token_ids": answer.token_ids}
+    return json.dumps(
+        {"agent": record.agent, "turn": record.turn, "attempt": record.attempt, "sent": sent, "got": {k: v for k, v in got.items() if v}},
+        ensure_ascii=False,
+    )
+
+
 class _Follower:
     """Keeps a view up to date while a stream runs."""
 
-    def __init__(self, view: AgentView, answer: Answer) -> None:
-        self._view, self._answer, self._counted = view, answer, 0
+    def __init__(self, view: AgentView, answer: Answer, on_first: Callable[[], None]) -> None:
+        self._view, self._answer, self._on_first, self._counted = view, answer, on_first, 0
 
     def __call__(self, delta: Delta, moment: float) -> None:
         view = self._view
         if view.state != "decoding":
             view.state = "decoding"
             view.ttft = moment - self._answer.sent
+            self._on_first()
         if delta.usage is not None and delta.usage.output_tokens is not None:
             view.tokens += delta.usage.output_tokens - self._counted
             self._counted = delta.usage.output_tokens

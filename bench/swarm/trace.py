@@ -1,7 +1,8 @@
 """The run as a Mooncake trace: lengths, times and which blocks of a prompt came before, but no text.
 
 Format: github.com/kvcache-ai/Mooncake (FAST'25), read by aiperf and guidellm. Block ids count up in the order in which blocks first appear:
-they say what is shared and nothing about what it is. The further fields `agent`, `turn`, `phase` and `delay` are for `bench replay`.
+they say what is shared and nothing about what it is. The further fields `agent`, `turn`, `phase`, `kind`, `delay` and `shared` are for
+`bench replay`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class TraceRow:
     phase: str = "replay"
     delay: int | None = None
     """Milliseconds since the agent's last answer ended."""
+    kind: str = "replay"
+    shared: int | None = None
+    """Tokens that the prompt begins with and that the agent had sent or received before: to the token, where blocks are coarse."""
 
     def to_line(self) -> str:
         return json.dumps({k: v for k, v in self.__dict__.items() if v is not None}, separators=(",", ":"))
@@ -61,7 +65,16 @@ def make_trace(records: Iterable[RequestRecord]) -> list[TraceRow]:
         delay = None if session.end is None else max(0, round((record.sent - session.end) * 1e3))
         rows.append(
             TraceRow(
-                round(record.sent * 1e3), record.input_tokens, record.output_tokens, ids, record.agent, record.turn, record.phase, delay
+                timestamp=round(record.sent * 1e3),
+                input_length=record.input_tokens,
+                output_length=record.output_tokens,
+                hash_ids=ids,
+                agent=record.agent,
+                turn=record.turn,
+                phase=record.phase,
+                delay=delay,
+                kind=record.kind,
+                shared=min(record.reusable_tokens, record.input_tokens),
             )
         )
         session.ids, session.input_length, session.end = ids, record.input_tokens, record.end
@@ -104,16 +117,18 @@ def _parse(value: Any) -> TraceRow:
     timestamp = value.get("timestamp", 0)
     if not isinstance(timestamp, int | float) or timestamp < 0:
         raise ValueError(f"timestamp must be milliseconds, not {timestamp!r}")
-    agent = value.get("agent")
-    if agent is not None and not isinstance(agent, int):
-        raise ValueError(f"agent must be a whole number, not {agent!r}")
+    for name in ("agent", "shared", "delay"):
+        if not isinstance(value.get(name, 0), int | None):
+            raise ValueError(f"{name} must be a whole number, not {value[name]!r}")
     return TraceRow(
-        round(timestamp),
-        value["input_length"],
-        value["output_length"],
-        ids,
-        agent,
-        int(value.get("turn", 0)),
-        str(value.get("phase", "replay")),
-        value.get("delay"),
+        timestamp=round(timestamp),
+        input_length=value["input_length"],
+        output_length=value["output_length"],
+        hash_ids=ids,
+        agent=value.get("agent"),
+        turn=int(value.get("turn", 0)),
+        phase=str(value.get("phase", "replay")),
+        delay=value.get("delay"),
+        kind=str(value.get("kind", "replay")),
+        shared=value.get("shared"),
     )
