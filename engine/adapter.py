@@ -8,6 +8,8 @@ from vllm.config import VllmConfig
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from .host_pool import HostBlockPool
+
 
 def missing_features() -> list[str]:
     """What this vLLM lacks of what the plug-in stands on; empty for every supported version."""
@@ -31,12 +33,11 @@ def register_builtin_specs() -> None:
     register_all_kvcache_specs(None)
 
 
-def private_block_pool(device_pool: BlockPool, num_blocks: int, enable_caching: bool) -> BlockPool:
+def private_block_pool(device_pool: BlockPool, num_blocks: int, enable_caching: bool) -> HostBlockPool:
     """A block pool of our own ids that publishes its cache events, if wanted, through vLLM's queue."""
     from vllm.distributed.kv_events import MEDIUM_CPU
-    from vllm.v1.hisparse.block_pool import SharedEventQueueBlockPool
 
-    return SharedEventQueueBlockPool(
+    return HostBlockPool(
         num_gpu_blocks=num_blocks,
         enable_caching=enable_caching,
         hash_block_size=device_pool.hash_block_size,

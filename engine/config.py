@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from sparsekv.kernels.layout import RowFormat
 from sparsekv.kernels.policy import SelectionPolicy
 from sparsekv.profiles.errors import SparsekvError
 
+from .checkpoints.index import RetentionPolicy
 from .prefill_plan import SchedulerSettings
 
 PROFILE_ENV = "SPARSEKV_PROFILE"
@@ -39,6 +40,9 @@ class EngineConfig:
     hot_bytes: int
     """GPU memory of the hot set, for rows in host memory; shared by all layers of a rank."""
     scheduler: SchedulerSettings
+    checkpoint_bytes: int = 0
+    """Host memory of recurrent-state checkpoints over all ranks; 0 keeps none."""
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
 
     @property
     def num_blocks(self) -> int:
@@ -78,6 +82,7 @@ def read_config(path: Path) -> EngineConfig:
     try:
         profile = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         kv, sketch, selection, scheduler = profile["kv"], profile["sketch"], profile["selection"], profile.get("scheduler", {})
+        recurrent = profile.get("recurrent", {})
         return EngineConfig(
             row_format=_one_of(kv, "dtype", ("bf16", "int8", "int4")),
             pool_tokens=int(kv["pool_tokens"]),
@@ -86,6 +91,8 @@ def read_config(path: Path) -> EngineConfig:
             hot_bytes=int(kv["hot_bytes"]),
             policy=SelectionPolicy(**{f.name: selection[f.name] for f in fields(SelectionPolicy) if f.name in selection}),
             scheduler=SchedulerSettings(**{f.name: scheduler[f.name] for f in fields(SchedulerSettings) if f.name in scheduler}),
+            checkpoint_bytes=int(recurrent.get("checkpoints", 0)),
+            retention=RetentionPolicy(recurrent.get("retention_interval", 0) // BLOCK_SIZE, recurrent.get("retention_turns", 2)),
         )
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise SparsekvError(

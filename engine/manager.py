@@ -11,6 +11,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from . import adapter
+from .host_pool import HostBlockPool
 from .spec import SparseKVSpec
 
 
@@ -26,7 +27,9 @@ class SparseKVManager(FullAttentionManager):
     def __init__(self, kv_cache_spec: SparseKVSpec, *args: Any, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, *args, **kwargs)
         self.device_pool: BlockPool = self.block_pool
-        self.block_pool = adapter.private_block_pool(self.device_pool, kv_cache_spec.host_num_blocks, self.enable_caching)
+        self.block_pool: HostBlockPool = adapter.private_block_pool(
+            self.device_pool, kv_cache_spec.host_num_blocks, self.enable_caching
+        )
         self._null_block = self.block_pool.null_block
         self._cached_this_step: set[Any] = set()
         # A coordinator of one group looks up hits in the device pool it built the manager with.

@@ -44,6 +44,18 @@ COUNTERS = {
     "dense_requests": Metric("sparsekv_decode_requests_total", "Request-steps decoded, by how they were attended", ("path", "dense")),
     "hot_hits": Metric("sparsekv_hot_rows_total", "Selected rows looked up in the hot set", ("result", "hit")),
     "hot_misses": Metric("sparsekv_hot_rows_total", "Selected rows looked up in the hot set", ("result", "miss")),
+    "query_tokens": Metric("sparsekv_prefix_query_tokens_total", "Tokens of requests that started or resumed: what could have been known"),
+    "hit_pool": Metric("sparsekv_prefix_hit_tokens_total", "Tokens not computed again, by what it took to know them", ("source", "pool")),
+    "hit_checkpoint": Metric(
+        "sparsekv_prefix_hit_tokens_total", "Tokens not computed again, by what it took to know them", ("source", "checkpoint")
+    ),
+    "evicted_tokens": Metric("sparsekv_pool_evicted_tokens_total", "Tokens whose rows gave way to others"),
+    "checkpoints_evicted": Metric("sparsekv_checkpoint_evictions_total", "Recurrent states that gave way to others or lost their rows"),
+    "checkpoints_refused": Metric("sparsekv_checkpoint_refusals_total", "Recurrent states worth keeping that found no slot"),
+    "checkpoint_store_bytes": Metric("sparsekv_checkpoint_bytes_total", "Recurrent states copied", ("copy", "store")),
+    "checkpoint_load_bytes": Metric("sparsekv_checkpoint_bytes_total", "Recurrent states copied", ("copy", "load")),
+    "checkpoint_store_seconds": Metric("sparsekv_checkpoint_seconds_total", "Time of these copies", ("copy", "store")),
+    "checkpoint_load_seconds": Metric("sparsekv_checkpoint_seconds_total", "Time of these copies", ("copy", "load")),
 }
 """All but `*_requests` are summed over the tensor-parallel ranks as well."""
 
@@ -51,7 +63,12 @@ GAUGES = {
     "pool_used": Metric("sparsekv_pool_tokens", "Host pool in tokens: held by requests, or free to be given to them", ("state", "used")),
     "pool_free": Metric("sparsekv_pool_tokens", "Host pool in tokens: held by requests, or free to be given to them", ("state", "free")),
     "pool_cached": Metric("sparsekv_pool_cached_tokens", "Tokens of the host pool that a later request can hit, held or free"),
+    "pool_eviction_age": Metric("sparsekv_pool_eviction_age_seconds", "Time from the last use of the rows evicted last to their eviction"),
+    "checkpoints_used": Metric("sparsekv_checkpoints", "Slots for recurrent states: holding one, or free", ("state", "used")),
+    "checkpoints_free": Metric("sparsekv_checkpoints", "Slots for recurrent states: holding one, or free", ("state", "free")),
+    "checkpoints_oldest": Metric("sparsekv_checkpoint_oldest_seconds", "Age of the oldest recurrent state kept"),
 }
+
 
 class StepCounters:
     """Running totals of one worker process.
@@ -141,8 +158,12 @@ class SparseKVStats(KVConnectorStats):
         line["Host rows read (MB)"] = round((data.get("sparse_bytes", 0.0) + data.get("dense_bytes", 0.0)) / 1e6, 1)
         if looked_up := data.get("hot_hits", 0.0) + data.get("hot_misses", 0.0):
             line["Hot hits (%)"] = round(100 * data.get("hot_hits", 0.0) / looked_up, 1)
+        if query := data.get("query_tokens", 0.0):
+            line["Prefix hits (%)"] = round(100 * (data.get("hit_pool", 0.0) + data.get("hit_checkpoint", 0.0)) / query, 1)
         if "pool_used" in data:
             line["Host pool used (tokens)"] = int(data["pool_used"])
+        if data.get("checkpoints_used"):
+            line["Checkpoints"] = int(data["checkpoints_used"])
         return line
 
 

@@ -75,6 +75,8 @@ def _scheduling(profile: Profile) -> Iterator[tuple[FieldPath, str]]:
         )
     if profile.recurrent.retention_interval and not scheduler.prefix_caching:
         yield ("recurrent", "retention_interval"), "states are kept for prefix caching, which is off"
+    if profile.recurrent.checkpoints and (not scheduler.prefix_caching or profile.recurrent.cache_mode == "none"):
+        yield ("recurrent", "checkpoints"), "needs scheduler.prefix_caching and recurrent.cache_mode: align"
     if profile.recurrent.retention_interval % BLOCK_TOKENS:
         yield ("recurrent", "retention_interval"), f"{profile.recurrent.retention_interval} is not a multiple of {BLOCK_TOKENS}"
 

@@ -162,7 +162,9 @@ class Recurrent(Section):
 
     cache_mode: Annotated[Literal["align", "none"], Field(description="keep states at block boundaries, or not at all")] = "align"
     state_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    checkpoints: Annotated[Size, Field(description="host memory for states that may be resumed from, over all cards; 0: none")] = 0
     retention_interval: Annotated[Count, Field(description="keep a state every so many tokens of a prompt; 0: only at its end")] = 0
+    retention_turns: Annotated[Positive, Field(description="latest prompts of a conversation whose ends, and answers' ends, are kept")] = 2
 
 
 class Speculation(Section):
