@@ -19,6 +19,7 @@ from ..layout import KVLayout
 if TYPE_CHECKING:
     from ..sketch import Selection
 
+INTERPRETED = triton.knobs.runtime.interpret
 LOG2E = tl.constexpr(1.4426950408889634)
 SPAN_ALIGN = tl.constexpr(16)
 MERGE_SPLITS = 8
@@ -278,7 +279,7 @@ def attend(
         VALUE_OFFSET=layout.value_offset,
         SPLITS=splits,
         BLOCK_M=block_m,
-        DOT=tl.bfloat16 if query.is_cuda else tl.float32,  # the interpreter's bf16 product is wrong
+        DOT=tl.float32 if INTERPRETED else tl.bfloat16,  # the interpreter's bf16 product is wrong
         **launch_shape(layout.row_format, block_m),
     )
     merge_splits_kernel[(tokens, q_heads)](

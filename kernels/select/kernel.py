@@ -26,6 +26,8 @@ FINE = 32
 """Keys of one coarse bin."""
 TILES_AT_ONCE = 8
 """128-token tiles one program of the scan handles, one after another."""
+MIN_DEPTH = tl.constexpr(32)
+"""The inner length of an int8 matrix product is at least this; shorter codes are padded with zeros in registers."""
 EXACT = {"enable_fp_fusion": False}
 """A fused multiply-add rounds once where the reference rounds twice."""
 
@@ -126,6 +128,14 @@ def project_kernel(
 
 
 @triton.jit
+def load_bytes(ptr, byte, COUNT: tl.constexpr, DEPTH: tl.constexpr):
+    """The first `COUNT` of `DEPTH` bytes, then zeros."""
+    if COUNT == DEPTH:
+        return tl.load(ptr + byte)
+    return tl.load(ptr + byte, mask=byte < COUNT, other=0)
+
+
+@triton.jit
 def scan_tile(
     tile,
     block_table_ptr,
@@ -151,10 +161,11 @@ def scan_tile(
 ):
     """Scores one tile of tokens for all query rows: its maximum, its sum, and how far below the maximum each token is."""
     CODE_BYTES: tl.constexpr = RANK * BITS // 8
-    row, offset, byte = tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, CODE_BYTES)
+    DEPTH: tl.constexpr = CODE_BYTES if CODE_BYTES > MIN_DEPTH else MIN_DEPTH
+    row, offset, byte = tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, DEPTH)
     block = tl.load(block_table_ptr + tile).to(tl.int64)
     key_row = (block * HEADS + head) * BLOCK + offset
-    packed = tl.load(key_codes_ptr + key_row[:, None] * CODE_BYTES + byte[None, :])
+    packed = load_bytes(key_codes_ptr + key_row[:, None] * CODE_BYTES, byte[None, :], CODE_BYTES, DEPTH)
     key_scale = tl.load(key_scales_ptr + key_row).to(tl.float32)
     if BITS == 4:
         dots = tl.dot(low_nibbles(packed, INTERPRETED), query_even, out_dtype=tl.int32)
@@ -214,14 +225,16 @@ def scan_kernel(
     query_scale = tl.load(query_scales_ptr + pair * ROWS + row)
     last_visible = tl.load(last_visible_ptr + request * ROWS + row)
     query_base = query_codes_ptr + (pair * ROWS + row)[None, :] * RANK
+    CODE_BYTES: tl.constexpr = RANK * BITS // 8
+    DEPTH: tl.constexpr = CODE_BYTES if CODE_BYTES > MIN_DEPTH else MIN_DEPTH
+    byte = tl.arange(0, DEPTH)
+    stored = (byte < CODE_BYTES)[:, None]
     if BITS == 4:
-        byte = tl.arange(0, RANK // 2)
-        query_even = tl.load(query_base + byte[:, None])
-        query_odd = tl.load(query_base + (RANK // 2 + byte)[:, None])
+        query_even = tl.load(query_base + byte[:, None], mask=stored, other=0)
+        query_odd = tl.load(query_base + (RANK // 2 + byte)[:, None], mask=stored, other=0)
     else:
         # 8-bit codes are not packed: the dimensions back in their own order.
-        byte = tl.arange(0, RANK)
-        query_even = tl.load(query_base + (byte // 2 + (byte % 2) * (RANK // 2))[:, None])
+        query_even = tl.load(query_base + (byte // 2 + (byte % 2) * (RANK // 2))[:, None], mask=stored, other=0)
         query_odd = query_even
     block_table_ptr += request.to(tl.int64) * block_table_stride
     base = pair.to(tl.int64) * max_tiles

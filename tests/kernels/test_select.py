@@ -258,6 +258,14 @@ def test_triton_equals_the_reference_to_the_last_token(backend: str, device: str
     assert_same_selection(backend, device, case, policy, rng.choice([1, 2]))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rank", [16, 32, 64, 128])
+def test_triton_equals_the_reference_at_every_rank(backend: str, device: str, rank: int, bits: int) -> None:
+    """Short codes too: 9 query heads, 3 KV heads, head_dim 64 and rank 32 are SmolLM2's."""
+    layout = KVLayout(9, 3, 64, "int8", rank, sketch_bits=bits)
+    assert_same_selection(backend, device, Case([700, 129], [1, 2], layout=layout, seed=rank + bits), POLICY, 2)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [[131072], [262144, 3], [2047, 2048, 2049, 100_000], [1_048_576]])
 def test_triton_equals_the_reference_on_long_contexts(lengths: list[int]) -> None:
