@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from .budget import pool_size
+from .free_options import refuse_answered_for
 from .fields import FieldPath
 from .loader import LoadedProfile
 from .relations import BLOCK_TOKENS
 from .schema import Profile, Shape
 
-SECRET = "***"
-
-CONNECTOR = {"kv_connector": "SparseKVConnector", "kv_role": "kv_both"}
+CONNECTOR = {"kv_connector": "SparseKVConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 SCHEDULER = "sparsekv.engine.scheduler.SparseScheduler"
-RETRY_AFTER = "sparsekv.engine.retry_after.RetryAfter"
 
 
 @dataclass(frozen=True)
@@ -44,47 +42,62 @@ class Variable:
     value: str
     why: str
     field: FieldPath | None = None
-    secret: bool = False
+    shell: str | None = None
+    """For a secret: what stands for the value in a command to paste."""
+
+    @property
+    def shown(self) -> str:
+        return shlex.quote(self.value) if self.shell is None else self.shell
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What is executed: `vllm serve MODEL OPTIONS… EXTRA…`."""
+    """What is executed: `PROGRAM… OPTIONS… EXTRA…` with `variables` added to the environment."""
 
-    model: str
+    program: tuple[str, ...]
+    """The words that start vLLM's server with the model, such as `vllm serve MODEL`."""
     options: tuple[Option, ...]
     variables: tuple[Variable, ...]
     extra: tuple[str, ...] = ()
 
     @property
-    def arguments(self) -> list[str]:
-        return ["serve", self.model, *(word for option in self.options for word in option.words), *self.extra]
+    def argv(self) -> list[str]:
+        return [*self.program, *(word for option in self.options for word in option.words), *self.extra]
 
-    def shell(self, program: str = "vllm") -> str:
-        """A command to paste, one option a line; secrets are masked."""
-        lines = [f"{v.name}={SECRET if v.secret else shlex.quote(v.value)}" for v in self.variables]
-        lines.append(shlex.join([program, "serve", self.model]))
+    def shell(self) -> str:
+        """A command to paste, one option a line; no secret is in it."""
+        lines = [f"{variable.name}={variable.shown}" for variable in self.variables]
+        lines.append(shlex.join(self.program))
         lines += [f"  {shlex.join(option.words)}" for option in self.options]
         if self.extra:
             lines.append(f"  {shlex.join(self.extra)}")
         return " \\\n".join(lines)
 
 
-def build_launch(loaded: LoadedProfile, *, profile_path: str, api_key: str | None = None, extra: Sequence[str] = ()) -> Launch:
+def build_launch(
+    loaded: LoadedProfile,
+    *,
+    program: Sequence[str],
+    profile_path: str,
+    gpus: Sequence[str] = (),
+    api_key: tuple[str, str] | None = None,
+    extra: Sequence[str] = (),
+) -> Launch:
     """The whole command.
 
     Args:
+        program: what starts vLLM's server with the model.
         profile_path: where the resolved profile for the engine lies (`engine_document`).
-        api_key: goes to the server by its environment, never by its command line.
+        gpus: UUIDs of the cards, none where they are not known.
+        api_key: the key, and what stands for it in a command to paste. It reaches the server by its environment alone.
         extra: vLLM arguments of the user, put last so that they win.
+
+    Raises:
+        SparsekvError: `extra` holds an option that sparsekv answers for.
     """
     profile = loaded.profile
-    return Launch(
-        model=profile.model.path,
-        options=tuple(_options(profile)),
-        variables=tuple(_variables(profile, profile_path, api_key)),
-        extra=tuple(extra),
-    )
+    refuse_answered_for(extra)
+    return Launch(tuple(program), tuple(_options(profile)), tuple(_variables(profile, profile_path, gpus, api_key)), tuple(extra))
 
 
 def engine_document(loaded: LoadedProfile, shape: Shape) -> dict[str, Any]:
@@ -145,7 +158,11 @@ def _cache_options(profile: Profile) -> Iterator[Option]:
         mode = recurrent.cache_mode if caching else "none"
         yield Option("--mamba-cache-mode", mode, "recurrent states at block boundaries", ("recurrent", "cache_mode"))
         yield Option("--mamba-ssm-cache-dtype", recurrent.state_dtype, "precision of recurrent states", ("recurrent", "state_dtype"))
-    if recurrent.retention_interval:
+    if recurrent.checkpoints:
+        # Every state is offered to the connector; which it keeps follows retention_interval and retention_turns.
+        interval, why = str(BLOCK_TOKENS), "states go to RAM, by sparsekv's own policy"
+        yield Option("--prefix-cache-retention-interval", interval, why, ("recurrent", "checkpoints"))
+    elif recurrent.retention_interval:
         interval = str(recurrent.retention_interval)
         yield Option("--prefix-cache-retention-interval", interval, "states kept inside a prompt", ("recurrent", "retention_interval"))
 
@@ -162,7 +179,6 @@ def _scheduler_options(profile: Profile) -> Iterator[Option]:
     if scheduler.max_queued_tokens:
         queue = str(scheduler.max_queued_tokens)
         yield Option("--max-num-queued-tokens", queue, "more are turned away with 503", ("scheduler", "max_queued_tokens"))
-    yield Option("--middleware", RETRY_AFTER, "tells who got 503 when to come back", ("scheduler", "retry_after_s"))
 
 
 def _memory_options(profile: Profile) -> Iterator[Option]:
@@ -204,7 +220,7 @@ def _free_option(name: str, value: str | int | float | bool) -> Option:
     return Option(f"--{name}", str(value), "stated by the profile", field)
 
 
-def _variables(profile: Profile, profile_path: str, api_key: str | None) -> Iterator[Variable]:
+def _variables(profile: Profile, profile_path: str, gpus: Sequence[str], api_key: tuple[str, str] | None) -> Iterator[Variable]:
     yield Variable("SPARSEKV_PROFILE", profile_path, "switches the plug-in on, in every process")
     yield Variable("PYTHONSAFEPATH", "1", "keeps the working folder off Python's path")
     yield Variable("HF_HUB_OFFLINE", "1", "the model is a folder; no hub is asked")
@@ -215,7 +231,10 @@ def _variables(profile: Profile, profile_path: str, api_key: str | None) -> Iter
         yield Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "cards are numbered as nvidia-smi does")
     if profile.hardware.platform == "wsl2":
         yield Variable("VLLM_WSL2_ENABLE_PIN_MEMORY", "1", "vLLM would not pin memory there", ("hardware", "platform"))
+    if gpus:
+        yield Variable("CUDA_VISIBLE_DEVICES", ",".join(gpus), "the profile's cards, whatever their order", ("hardware", "gpu"))
     if api_key:
-        yield Variable("VLLM_API_KEY", api_key, "clients must send it", ("server", "api_key_file"), secret=True)
+        value, shell = api_key
+        yield Variable("VLLM_API_KEY", value, "clients must send it", ("server", "api_key_file"), shell)
     for name, value in profile.env.items():
         yield Variable(name, value, "stated by the profile", ("env", name))

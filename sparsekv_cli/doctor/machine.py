@@ -15,7 +15,7 @@ from .probe import ProbeResult, run_probe
 if TYPE_CHECKING:
     from sparsekv.patches.tree import VllmTree
     from sparsekv.profiles.loader import LoadedProfile
-    from sparsekv.profiles.schema import Profile
+    from sparsekv.profiles.schema import Profile, Shape
 
 
 @dataclass
@@ -28,6 +28,8 @@ class Machine:
     """Address of a running server to look at."""
     measure: bool = True
     """Run the measurements on the GPUs, which take about half a minute and some memory of each card."""
+    extra: tuple[str, ...] = ()
+    """vLLM arguments given beside the profile."""
 
     @property
     def profile(self) -> Profile | None:
@@ -69,8 +71,8 @@ class Machine:
     @cached_property
     def row_bytes(self) -> tuple[int, ...]:
         """Sizes of the rows that would cross the bus: the profile's, or those of all formats of a 256-wide head."""
-        if self.profile is not None and self.profile.model.shape is not None:
-            return (self.profile.layout(self.profile.model.shape).row_bytes,)
+        if self.profile is not None and self.shape is not None:
+            return (self.profile.layout(self.shape).row_bytes,)
         return (264, 520, 1024)
 
     @cached_property
@@ -154,6 +156,20 @@ class Machine:
         except (OSError, ValueError):
             return None
         return config if isinstance(config, dict) else None
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """The model's shape: the profile's, else that of `config.json`, else None."""
+        from sparsekv.profiles.model_shape import model_shape
+
+        if self.profile is None:
+            return None
+        if self.profile.model.shape is not None or self.model_config is None:
+            return self.profile.model.shape
+        try:
+            return model_shape(self.model_config)
+        except (KeyError, TypeError, ValueError):
+            return None
 
     @property
     def _cgroups(self) -> list[str]:
