@@ -63,7 +63,7 @@ class SparseScheduler(AsyncScheduler):
         """Tokens of younger requests that started before a waiting one."""
         self._steps: deque[tuple[SchedulerOutput, StepLoad, float]] = deque()
         self._last_done = self._last_log = float("-inf")
-        self._log_capacity()
+        self._log_capacity(settings)
 
     # ---- the step
 
@@ -83,8 +83,9 @@ class SparseScheduler(AsyncScheduler):
     def _plan(self) -> None:
         decodes = [r for r in self.running if not r.is_prefill_chunk]
         load = StepLoad(sum(map(_step_tokens, decodes)), sum(r.num_computed_tokens for r in decodes))
-        loaded = [r for queue in self._holding_queues() for r in queue if self._can_start(r)]
-        starting = self._startable(loaded)
+        places = self._max_active - len(self.running) - self.num_waiting_for_streaming_input
+        loaded = sorted((r for queue in self._holding_queues() for r in queue if self._can_start(r)), key=_age)[: max(places, 0)]
+        starting = self._startable(places - len(loaded))
         requests = sorted([*(r for r in self.running if r.is_prefill_chunk), *loaded, *starting], key=_age)
         prefills = [Prefill(r.request_id, self._computed(r), r.num_tokens - self._computed(r), urgent=r in loaded) for r in requests]
         self._grants = self._planner.plan(load, prefills, self._max_step_tokens - load.decode_tokens)
@@ -100,12 +101,11 @@ class SparseScheduler(AsyncScheduler):
         _move_to_front(self.waiting, started)
         self._count_overtaken(started)
 
-    def _startable(self, loaded: list[Request]) -> list[Request]:
-        """Waiting requests that could start in this step.
+    def _startable(self, places: int) -> list[Request]:
+        """Waiting requests that could start in this step, at most `places`.
 
         The one with least to compute comes first, but no request is overtaken by more work than its own.
         """
-        places = self._max_active - len(self.running) - self.num_waiting_for_streaming_input - len(loaded)
         candidates = [r for r in self.waiting if self._can_start(r)]
         if places <= 0 or not candidates:
             return []
@@ -230,14 +230,11 @@ class SparseScheduler(AsyncScheduler):
                 f"and {MIN_CHUNK} of a prompt: set max_num_batched_tokens to at least {needed}"
             )
 
-    def _log_capacity(self) -> None:
+    def _log_capacity(self, settings: SchedulerSettings) -> None:
         states = self._admission.max_requests
         if states is not None and states < self._max_active:
             logger.warning("%d requests run at once, not %d: the recurrent states of more do not fit", states, self._max_active)
-        assert self.settings is not None
-        logger.info(
-            "prefill keeps steps with decodes to %g ms and others to %g ms", self.settings.itl_target_ms, self.settings.idle_step_ms
-        )
+        logger.info("prefill keeps steps with decodes to %g ms and others to %g ms", settings.itl_target_ms, settings.idle_step_ms)
 
     def _log_waiting(self, count: int) -> None:
         now = self.clock()

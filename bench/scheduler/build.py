@@ -48,6 +48,8 @@ class Setup:
     prefix_caching: bool = True
     load_ms: float | None = None
     """How long a load from a slower tier takes; None: there is no such tier."""
+    connector: KVTransferConfig | None = None
+    """In place of the simulated tier."""
 
 
 def build(cls: type[Scheduler], setup: Setup) -> Scheduler:
@@ -105,7 +107,7 @@ def _vllm_config(setup: Setup) -> VllmConfig:
                 async_scheduling=True,
             ),
             device_config=DeviceConfig("cpu"),
-            kv_transfer_config=None if setup.load_ms is None else _LOADS,
+            kv_transfer_config=setup.connector or (None if setup.load_ms is None else _LOADS),
         )
 
 

@@ -26,7 +26,6 @@ from sparsekv.engine.step_cost import StepLoad
 from .build import PIPELINE
 from .cost import Hardware
 
-
 POLL_S = 1e-3
 """An engine with nothing to run looks again so soon."""
 
@@ -147,16 +146,19 @@ class VirtualEngine:
         output = self.scheduler.schedule()
         self.check(output)
         for request_id in self._started_loads():
-            self.at(self.now + self.scheduler.load_ms / 1e3, functools.partial(self._loaded.add, request_id))
+            self.at(self.now + self.scheduler.load_ms / 1e3, functools.partial(self._load_done, request_id))
         load, sampling = self._read(output)
         if not output.total_num_scheduled_tokens:
-            self._in_flight.append((output, sampling, self.now if self._in_flight else self.now + POLL_S))
+            self._in_flight.append((output, sampling, max(self._device_free, self.now + POLL_S)))
             return False
         start = max(self.now, self._device_free)
         self._device_free = start + self.hardware.step_ms(load, self._rng) / 1e3
         self._in_flight.append((output, sampling, self._device_free))
         self.steps.append(Step(start, self._device_free, load))
         return True
+
+    def _load_done(self, request_id: str) -> None:
+        self._loaded.add(request_id)
 
     def _started_loads(self) -> list[str]:
         if self.scheduler.connector is None:
