@@ -18,6 +18,7 @@ from .document import MAX_BYTES, Node, Origin, Problem, parse, parse_value
 from .env import cache_dir
 from .errors import SparsekvError
 from .fields import FieldPath, path_fields
+from .fit import check_budget
 from .messages import explain
 from .relations import check_relations
 from .schema import Profile
@@ -266,7 +267,10 @@ def _validate(tree: Node, problems: list[Problem]) -> Profile | None:
     except ValidationError as error:
         problems.extend(_problem(tree, item) for item in error.errors())
         return None
-    problems.extend(Problem(_nearest(tree, path).origin, ".".join(path), message) for path, message in check_relations(profile))
+    found = list(check_relations(profile))
+    if not found and profile.model.shape is not None:
+        found = list(check_budget(profile, profile.model.shape))
+    problems.extend(Problem(_nearest(tree, path).origin, ".".join(path), message) for path, message in found)
     return profile
 
 

@@ -42,6 +42,8 @@ def _hardware(profile: Profile) -> Iterator[tuple[FieldPath, str]]:
         yield ("parallel", "tensor"), f"{tensor} ranks need {tensor} cards, hardware.gpus is {hardware.gpus}"
     if profile.kv.placement == "gpu" and profile.kv.hot:
         yield ("kv", "hot"), "rows that lie on the card need no hot set; leave it out with `placement: gpu`"
+    if profile.kv.placement == "host" and not profile.kv.hot:
+        yield ("kv", "hot"), "required with `placement: host`: selected rows are read from there"
 
 
 def _cache(profile: Profile) -> Iterator[tuple[FieldPath, str]]:
