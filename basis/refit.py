@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from sparsekv.basis.format import BasisMetadata, Method, save_basis, write_atomi
 from sparsekv.basis.heldout import Progress, Source, heldout_test
 from sparsekv.basis.identity import model_identity
 from sparsekv.basis.stats import LayerStats, StatsObserver, pack, unpack
+from sparsekv.profiles.env import cache_dir
 from sparsekv.profiles.errors import SparsekvError
 
 
@@ -51,7 +51,7 @@ def refit(options: RefitOptions, source: Source, tokenizer: Any, fingerprint: st
     calibration = token_sequences(texts["fit"], tokenizer, options.context, options.sequences, options.seed)
     heldout = token_sequences(texts["heldout"], tokenizer, options.context, options.heldout_sequences, options.seed)
 
-    stats = _accumulate(options, source, calibration, identity.config_hash + fingerprint, progress)
+    stats = calibrate(partial_path(options.out), source, calibration, identity.config_hash + fingerprint, progress)
     if missing := [key for key in identity.attention_layers if key not in stats]:
         raise SparsekvError(
             f"the model reported no attention in layers: {', '.join(missing)}", hint="see `sparsekv refit-basis --help`, --engine"
@@ -138,10 +138,13 @@ def partial_path(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
-def _accumulate(
-    options: RefitOptions, source: Source, sequences: Sequence[list[int]], model_hash: str, progress: Progress
+def calibrate(
+    path: Path, source: Source, sequences: Sequence[list[int]], model_hash: str, progress: Progress
 ) -> dict[str, LayerStats]:
-    path = partial_path(options.out)
+    """Statistics of all sequences; `path` keeps them after each one, and those of an earlier sitting are taken from it.
+
+    `model_hash` stands for the model: what another one has left at `path` is not used.
+    """
     inputs = hashlib.sha256(f"{model_hash}:{sequences_hash(sequences)}".encode()).hexdigest()
     done, layers = _load_partial(path, inputs)
     observer = StatsObserver(layers)
@@ -181,5 +184,4 @@ def _candidate_ranks(head_dim: int, rank: int) -> tuple[int, ...]:
 
 def default_out(model: Path, method: Method) -> Path:
     """Where a fitted basis goes unless told otherwise: the user's cache, named after the model's folder."""
-    cache = os.environ.get("SPARSEKV_CACHE") or Path.home() / ".cache" / "sparsekv"
-    return Path(cache) / "basis" / f"{model.resolve().name}-{method}.safetensors"
+    return cache_dir() / "basis" / f"{model.resolve().name}-{method}.safetensors"
