@@ -87,7 +87,13 @@ class VirtualEngine:
         heapq.heappush(self._events, (time, next(self._order), action))
 
     def submit(
-        self, request_id: str, prompt: list[int], max_tokens: int, at: float | None = None, abort_at: float | None = None, tier_tokens: int = 0
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        at: float | None = None,
+        abort_at: float | None = None,
+        tier_tokens: int = 0,
     ) -> Record:
         """A request that arrives at `at` (now, if not given) and is cancelled at `abort_at`.
 
