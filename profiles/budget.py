@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from sparsekv.kernels.layout import SCALES_BYTES
 
 from .fields import FieldPath
 from .relations import BLOCK_TOKENS
@@ -11,7 +14,7 @@ from .schema import Profile, Shape
 from .units import gib
 
 SKETCH_SCALE_BYTES = 2
-"""One float16 per code."""
+"""One float16 per code (`kernels.sketch`)."""
 HOT_WAYS = 16
 """Entries per set of the hot set; sets are a power of two (`kernels.fetch.hot_set`)."""
 HOT_ENTRY_BYTES = 8
@@ -36,10 +39,13 @@ class Term:
 
     @property
     def text(self) -> str:
-        """The value for people."""
+        """The value for people, alike in every locale."""
         if self.unit == "B":
             return gib(self.value) if self.value >= 2**28 else f"{self.value / 2**20:.1f} MiB"
         return f"{self.value:,.0f} {self.unit}" if self.value >= 100 else f"{self.value:.3g} {self.unit}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "value": self.value, "unit": self.unit, "formula": self.formula, "key": ".".join(self.field or ())}
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def _present(terms: Iterator[Term]) -> tuple[Term, ...]:
 
 
 def _host_terms(profile: Profile, shape: Shape, pool: PoolSize) -> Iterator[Term]:
-    yield Term("headroom", profile.kv.headroom, "kv.headroom: processes, page cache", ("kv", "headroom"))
+    yield _headroom(profile)
     if profile.kv.placement == "host":
         yield _rows(profile, shape, pool)
 
@@ -126,8 +132,13 @@ def _host_terms(profile: Profile, shape: Shape, pool: PoolSize) -> Iterator[Term
 def _cpu_terms(profile: Profile, shape: Shape, pool: PoolSize) -> Iterator[Term]:
     yield Term("weights", profile.model.weights, "model.weights", ("model", "weights"))
     yield Term("vLLM's own cache", profile.memory.device_pool or 0, "memory.device_pool", ("memory", "device_pool"))
-    yield _sketch(profile, shape, pool)
-    yield from _host_terms(profile, shape, pool)
+    yield _headroom(profile)
+    yield from _sketch(profile, shape, pool)
+    yield _rows(profile, shape, pool)
+
+
+def _headroom(profile: Profile) -> Term:
+    return Term("headroom", profile.kv.headroom, "kv.headroom: processes, page cache", ("kv", "headroom"))
 
 
 def _card_terms(profile: Profile, shape: Shape, pool: PoolSize) -> Iterator[Term]:
@@ -143,7 +154,7 @@ def _card_terms(profile: Profile, shape: Shape, pool: PoolSize) -> Iterator[Term
     )
     if kv.placement == "gpu":
         yield Term("rows", pool.bytes / tensor, f"{_rows(profile, shape, pool).formula} / {tensor}", ("kv", "pool"))
-    yield _sketch(profile, shape, pool)
+    yield from _sketch(profile, shape, pool)
     yield _states(profile, shape)
     if kv.placement == "host":
         capacity, rows = profile.selection.policy().capacity, hot_rows(profile, shape)
@@ -159,13 +170,16 @@ def _rows(profile: Profile, shape: Shape, pool: PoolSize) -> Term:
     return Term("rows", pool.bytes, f"{where} x {layout.row_bytes} B of {profile.kv.dtype}", ("kv", "pool"))
 
 
-def _sketch(profile: Profile, shape: Shape, pool: PoolSize) -> Term:
-    """On one card, or in the memory of a CPU."""
+def _sketch(profile: Profile, shape: Shape, pool: PoolSize) -> Iterator[Term]:
+    """What lies on the compute device for every token of the pool: on one card, or in the memory of a CPU."""
     layout, layers = profile.layout(shape), profile.attention_layers(shape)
-    heads, per_row = layout.num_kv_heads // profile.parallel.tensor, layout.code_bytes + SKETCH_SCALE_BYTES
+    heads, per_code = layout.num_kv_heads // profile.parallel.tensor, layout.code_bytes + SKETCH_SCALE_BYTES
+    rows = pool.num_blocks * BLOCK_TOKENS * heads * layers
     where = f"{pool.num_blocks:,} blocks x {BLOCK_TOKENS} tokens x {heads} KV heads x {layers} layers"
-    formula = f"{where} x {per_row} B (rank {layout.sketch_rank} x {layout.sketch_bits} bit + {SKETCH_SCALE_BYTES} B)"
-    return Term("sketch", pool.num_blocks * BLOCK_TOKENS * heads * layers * per_row, formula, ("kv", "pool"))
+    formula = f"{where} x {per_code} B (rank {layout.sketch_rank} x {layout.sketch_bits} bit + {SKETCH_SCALE_BYTES} B)"
+    yield Term("sketch", rows * per_code, formula, ("kv", "pool"))
+    if layout.has_scales:
+        yield Term("row scales", rows * SCALES_BYTES, f"{where} x {SCALES_BYTES} B", ("kv", "pool"))
 
 
 def _states(profile: Profile, shape: Shape) -> Term:

@@ -71,7 +71,7 @@ def _check(profile: Profile, shape: Shape, terms: tuple[Term, ...], limit: Term)
         room -= term.value
         if room < 0:
             remedy = _nearest(profile, shape, term.field)
-            nearest = f"nearest that fits: {remedy}" if remedy else "no single setting makes it fit: more memory, more cards or a smaller model"
+            nearest = f"nearest that fits: {remedy}" if remedy else "no single setting makes it fit"
             too_much = f"{_sum(terms)}, but {limit.formula} is {limit.text}; {term.name} ({term.formula}) breaks it"
             yield term.field or ("hardware",), f"{too_much}; {nearest}"
             return

@@ -16,10 +16,11 @@ def profile_schema() -> dict[str, Any]:
     required = schema.pop("required")
     for section in schema["$defs"].values():
         section.pop("required", None)
+        section["type"] = ["object", "null"]
     for section in (schema, *schema["$defs"].values()):
-        for name, key in section["properties"].items():
+        for key in section["properties"].values():
             key.pop("title", None)
-            section["properties"][name] = key if _takes_null(key) else {"anyOf": [key, {"type": "null"}]}
+            _allow_null(key)
     name = {"type": "string", "minLength": 1}
     schema["properties"] = {
         "extends": {
@@ -40,5 +41,12 @@ def schema_text() -> str:
     return json.dumps(profile_schema(), indent=2) + "\n"
 
 
-def _takes_null(key: dict[str, Any]) -> bool:
-    return {"type": "null"} in key.get("anyOf", ())
+def _allow_null(key: dict[str, Any]) -> None:
+    """`null` takes back what a parent states. A section's definition allows it itself."""
+    if "enum" in key:
+        key.pop("type", None)
+        key["enum"] = [*key["enum"], None]
+    elif "type" in key:
+        key["type"] = [key["type"], "null"]
+    elif "anyOf" in key and {"type": "null"} not in key["anyOf"]:
+        key["anyOf"] = [*key["anyOf"], {"type": "null"}]

@@ -48,6 +48,8 @@ def _hardware(profile: Profile) -> Iterator[tuple[FieldPath, str]]:
 
 def _cache(profile: Profile) -> Iterator[tuple[FieldPath, str]]:
     sketch, selection, shape = profile.sketch, profile.selection, profile.model.shape
+    if not sketch.basis.endswith(".safetensors"):
+        yield ("sketch", "basis"), "a basis is a *.safetensors file; other formats may run code when they are read"
     if sketch.rank * sketch.bits % 8:
         yield ("sketch", "rank"), f"{sketch.rank} codes of {sketch.bits} bits are no whole bytes"
     if selection.min_tokens > selection.max_tokens:

@@ -50,8 +50,8 @@ class Section(BaseModel):
 class Pcie(Section):
     """The link of each card, as it trains under load."""
 
-    generation: Annotated[int, Field(ge=1, le=6)] = 4
-    width: Literal[1, 2, 4, 8, 16] = 16
+    generation: Annotated[int, Field(ge=1, le=6, description="PCIe generation")] = 4
+    width: Annotated[Literal[1, 2, 4, 8, 16], Field(description="lanes")] = 16
 
 
 class Hardware(Section):
@@ -76,12 +76,12 @@ class Hardware(Section):
 class Shape(Section):
     """What memory arithmetic must know of the model. Read from `config.json` where the model's folder is there, and then checked."""
 
-    attention_layers: Positive
+    attention_layers: Annotated[Positive, Field(description="layers with full attention, the draft head's not counted")]
     draft_layers: Annotated[Count, Field(description="attention layers of the multi-token-prediction head, used when it speculates")] = 0
-    query_heads: Positive
-    kv_heads: Positive
-    head_dim: Positive
-    recurrent_layers: Count = 0
+    query_heads: Annotated[Positive, Field(description="query heads of a layer, over all cards")]
+    kv_heads: Annotated[Positive, Field(description="KV heads of a layer, over all cards")]
+    head_dim: Annotated[Positive, Field(description="dimensions of a head")]
+    recurrent_layers: Annotated[Count, Field(description="layers with a recurrent state instead of KV rows")] = 0
     recurrent_state: Annotated[Size, Field(description="one sequence's recurrent state over all layers, in float32")] = 0
 
 
@@ -92,7 +92,7 @@ class Model(Section):
     name: Annotated[str, Field(min_length=1, description="name clients ask for")]
     max_model_len: Annotated[Positive, Field(description="longest request, prompt and answer together, in tokens")]
     weights: Annotated[Size, Field(description="size of the weights, for planning where the folder is absent")] = 0
-    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    dtype: Annotated[Literal["auto", "bfloat16", "float16"], Field(description="arithmetic of the model; auto: its own")] = "auto"
     text_only: Annotated[Switch, Field(description="leave the vision tower of a multimodal model unloaded")] = False
     chat_template: Annotated[Path | None, Field(description="Jinja file in place of the model's own")] = None
     shape: Annotated[Shape | None, Field(description="for planning where the folder is absent")] = None
@@ -161,7 +161,9 @@ class Recurrent(Section):
     """State of recurrent layers (Gated DeltaNet, Mamba); ignored by models without them."""
 
     cache_mode: Annotated[Literal["align", "none"], Field(description="keep states at block boundaries, or not at all")] = "align"
-    state_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    state_dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"], Field(description="precision of the states; auto: the model's own")
+    ] = "auto"
     checkpoints: Annotated[Size, Field(description="host memory for states that may be resumed from, over all cards; 0: none")] = 0
     retention_interval: Annotated[Count, Field(description="keep a state every so many tokens of a prompt; 0: only at its end")] = 0
     retention_turns: Annotated[Positive, Field(description="latest prompts of a conversation whose ends, and answers' ends, are kept")] = 2
@@ -170,11 +172,11 @@ class Recurrent(Section):
 class Speculation(Section):
     """Draft tokens that one step verifies."""
 
-    method: Literal["none", "mtp", "ngram"] = "none"
+    method: Annotated[Literal["none", "mtp", "ngram"], Field(description="who drafts: the model's own head, or its prompt")] = "none"
     tokens: Annotated[Count, Field(le=16, description="drafts per step")] = 0
     sample: Annotated[Literal["probabilistic", "greedy"], Field(description="how a draft model draws")] = "probabilistic"
-    ngram_min: Positive = 2
-    ngram_max: Positive = 5
+    ngram_min: Annotated[Positive, Field(description="`ngram`: shortest match in tokens")] = 2
+    ngram_max: Annotated[Positive, Field(description="`ngram`: longest match in tokens")] = 5
 
 
 class Memory(Section):
@@ -194,7 +196,7 @@ class Server(Section):
     """The HTTP side."""
 
     host: Annotated[str, Field(min_length=1, description="listen address; anything but this machine needs a key")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    port: Annotated[int, Field(ge=1, le=65535, description="listen port")] = 8000
     api_key_file: Annotated[Path | None, Field(description="file with the clients' key, readable by its owner alone")] = None
     reasoning_parser: Annotated[str | None, Field(description="vLLM parser of the model's thinking")] = None
     tool_parser: Annotated[str | None, Field(description="vLLM parser of the model's tool calls")] = None
@@ -212,10 +214,10 @@ class Validation(Section):
 class Expected(Section):
     """What this machine should reach, and how the figures were found."""
 
-    source: Literal["measured", "computed", "reported"]
+    source: Annotated[Literal["measured", "computed", "reported"], Field(description="how the figures were found")]
     decode_tokens_per_second: Annotated[Band | None, Field(description="all requests together")] = None
-    prefill_tokens_per_second: Band | None = None
-    note: str | None = None
+    prefill_tokens_per_second: Annotated[Band | None, Field(description="prompt tokens of all requests together")] = None
+    note: Annotated[str | None, Field(description="what else to know about the figures")] = None
 
 
 class Profile(Section):

@@ -38,15 +38,13 @@ def parse_rate(value: object) -> float:
     return number * 1e9
 
 
-def format_size(value: float) -> str:
-    """The largest binary or decimal unit that loses nothing; for a size that was not written by hand, bytes."""
-    if value == 0:
-        return "0B"
+def format_size(value: int) -> str:
+    """In the largest unit of which `value` is a whole number of quarters; a size that was not written by hand, in bytes."""
     for unit in ("TiB", "GiB", "MiB", "TB", "GB", "MB", "KiB", "kB"):
-        quarters = value * 4 / SIZE_UNITS[unit]
-        if quarters >= 4 and quarters == int(quarters):
-            return f"{quarters / 4:g}{unit}"
-    return f"{value:.0f}B"
+        quarters, rest = divmod(value * 4, SIZE_UNITS[unit])
+        if quarters >= 4 and not rest:
+            return f"{quarters // 4}{('', '.25', '.5', '.75')[quarters % 4]}{unit}"
+    return f"{value}B"
 
 
 def gib(value: float) -> str:

@@ -60,6 +60,23 @@ def show(
 
 
 @app.command()
+def budget(name: Name, settings: Settings = None, json: Json = False) -> None:
+    """Memory, bus and time: what a profile comes to, each figure with its formula."""
+    from sparsekv.profiles.loader import load_profile
+    from sparsekv.profiles.statement import statement
+
+    loaded = load_profile(name, settings or ())
+    sections = statement(loaded)
+    if json:
+        rows = [{"section": title, **term.to_json()} for title, terms in sections.items() for term in terms]
+        console.print_json({"schema_version": 1, "name": loaded.name, "terms": rows})
+        return
+    for title, terms in sections.items():
+        console.table((title, "", "formula"), [(term.name, term.text, term.formula) for term in terms], right=(1,))
+        print()
+
+
+@app.command()
 def diff(
     left: Name,
     right: Name,

@@ -1,0 +1,61 @@
+"""Every profile that ships: complete, honest about its figures, and loaded the same when written out."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from sparsekv.profiles.figures import bus_limit
+from sparsekv.profiles.loader import LoadedProfile, load_profile, shipped_names
+from sparsekv.profiles.resolved import resolved_text, values
+from sparsekv.profiles.statement import statement
+
+
+@pytest.fixture(params=shipped_names())
+def shipped(request: pytest.FixtureRequest) -> LoadedProfile:
+    return load_profile(request.param)
+
+
+def test_the_machines() -> None:
+    assert {"cpu-demo", "dual3090"} <= set(shipped_names())
+
+
+def test_the_head_says_what_to_do(shipped: LoadedProfile) -> None:
+    text = (resources.files("sparsekv.profiles") / f"{shipped.name}.yaml").read_text()
+    head = text[: text.index("\ndescription:")]
+    assert f"\n# {shipped.name}: " in head
+    for label in ("Run first:", "Launch:     sparsekv serve " + shipped.name, "Expect:"):
+        assert f"# {label}" in head
+    expected = shipped.profile.expected
+    if expected is not None:
+        assert ("Computed, not measured" in head) == (expected.source == "computed")
+        assert ("Measured" in head) == (expected.source == "measured")
+
+
+def test_it_is_complete(shipped: LoadedProfile) -> None:
+    profile = shipped.profile
+    assert profile.model.shape is not None
+    assert profile.model.weights
+    assert profile.hardware.ram
+    assert profile.server.host == "127.0.0.1"
+    assert statement(shipped)
+
+
+def test_a_computed_band_is_what_the_arithmetic_gives(shipped: LoadedProfile) -> None:
+    profile, shape = shipped.profile, shipped.profile.model.shape
+    if shape is None or profile.expected is None or profile.expected.decode_tokens_per_second is None:
+        return
+    if profile.expected.source == "computed":
+        limits = [bus_limit(profile, shape, rows).value for rows in (profile.selection.max_tokens, profile.selection.min_tokens)]
+        assert profile.expected.decode_tokens_per_second == pytest.approx(limits, rel=0.01)
+
+
+def test_written_out_it_is_the_same(shipped: LoadedProfile, tmp_path: Path) -> None:
+    path = tmp_path / f"{shipped.name}.yaml"
+    path.write_text(resolved_text(shipped, origins=True))
+    again = load_profile(str(path))
+    assert again.profile == shipped.profile
+    assert "extends" not in path.read_text()
+    assert {value.origin for value in values(shipped)} <= {"default", *map(str, shipped.origins.values())}
