@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from .budget import pool_size
-from .free_options import refuse_answered_for
 from .fields import FieldPath
+from .free_options import refuse_answered_for
 from .loader import LoadedProfile
 from .relations import BLOCK_TOKENS
 from .schema import Profile, Shape
 
 CONNECTOR = {"kv_connector": "SparseKVConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 SCHEDULER = "sparsekv.engine.scheduler.SparseScheduler"
+RETRY_AFTER = "sparsekv.engine.retry_after.RetryAfter"
+
+SINCE = {"--tool-strict-level": "0.31"}
+"""Options of this file that older supported versions of vLLM lack; 0.30 has all others, and 0.32 has all."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,8 @@ def _scheduler_options(profile: Profile) -> Iterator[Option]:
     if scheduler.max_queued_tokens:
         queue = str(scheduler.max_queued_tokens)
         yield Option("--max-num-queued-tokens", queue, "more are turned away with 503", ("scheduler", "max_queued_tokens"))
+    if scheduler.max_queued_requests or scheduler.max_queued_tokens:
+        yield Option("--middleware", RETRY_AFTER, "tells who got 503 when to come back", ("scheduler", "retry_after_s"))
 
 
 def _memory_options(profile: Profile) -> Iterator[Option]:

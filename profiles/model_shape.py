@@ -34,7 +34,8 @@ def shape_problems(stated: Shape, config: Mapping[str, Any]) -> list[str]:
     """Where a profile's `model.shape` contradicts the model, as `model.shape.key is A, the model has B`."""
     found = model_shape(config)
     names = ("attention_layers", "query_heads", "kv_heads", "head_dim", "recurrent_layers")
-    return [f"model.shape.{n} is {getattr(stated, n)}, the model has {getattr(found, n)}" for n in names if getattr(stated, n) != getattr(found, n)]
+    pairs = [(name, getattr(stated, name), getattr(found, name)) for name in names]
+    return [f"model.shape.{name} is {ours}, the model has {theirs}" for name, ours, theirs in pairs if ours != theirs]
 
 
 def _layer_types(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def out() -> Console:
     """rich on stdout; markup is off, since values may hold brackets."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 200
+    width = None if sys.stdout.isatty() else 10_000
     return Console(no_color=not _color, highlight=False, markup=False, width=width, soft_wrap=False)
 
 

@@ -73,7 +73,7 @@ class Machine:
         """Sizes of the rows that would cross the bus: the profile's, or those of all formats of a 256-wide head."""
         if self.profile is not None and self.shape is not None:
             return (self.profile.layout(self.shape).row_bytes,)
-        return (264, 520, 1024)
+        return (256, 512, 1024)
 
     @cached_property
     def meminfo(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparsekv.profiles.errors import ExitCode, SparsekvError
 
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 
 
 def server_program(model: str) -> tuple[str, ...]:

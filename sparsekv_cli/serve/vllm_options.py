@@ -16,6 +16,7 @@ from sparsekv.patches.tree import VllmTree
 from sparsekv.profiles.env import cache_dir
 from sparsekv.profiles.errors import ExitCode, SparsekvError
 from sparsekv.profiles.free_options import option_name
+from sparsekv.profiles.launch import SINCE
 
 LIMIT_S = 180
 """Importing vLLM takes seconds, and minutes from a slow disk."""
@@ -58,7 +59,8 @@ def unknown_options(words: Iterable[str], known: frozenset[str]) -> list[str]:
     for word in words:
         if (name := option_name(word)) and name not in known:
             close = difflib.get_close_matches(name, known, 1, 0.6)
-            problems.append(f"{name}; did you mean {close[0]}?" if close else name)
+            note = f" is in vLLM from {SINCE[name]} on" if name in SINCE else f"; did you mean {close[0]}?" if close else ""
+            problems.append(f"{name}{note}")
     return problems
 
 

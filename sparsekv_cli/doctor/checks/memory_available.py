@@ -53,7 +53,7 @@ def _without_shape(profile: Profile) -> tuple[Term, ...]:
 
 
 def _smaller_pool(profile: Profile, short: int) -> str:
-    """The largest pool that fits, in quarters of a GiB; nothing where none does. The sketch shrinks with it, so this errs to the safe side."""
+    """The largest pool that fits, in quarters of a GiB. The sketch shrinks with it, so this errs to the safe side."""
     quarters = (profile.kv.pool + short) // 2**28
     return f"--set kv.pool={quarters / 4:g}GiB" if quarters > 0 else "free memory, or take a profile for a smaller machine"
 
