@@ -227,17 +227,22 @@ class FakeServer:
             total = max(1, -(-len(text) // CHARS))
         pieces = _call_pieces(calls) if calls else list(_text_pieces(text, min(total, limit), behaviour.tokens_per_event, frames))
         await writer.open()
-        for number, (delta, tokens) in enumerate(pieces):
-            await _sleep_until(first + number * behaviour.itl)
+        number, behind = 0, 0.0
+        for delta, tokens in pieces:
+            await _sleep_until(first + number * behaviour.itl + behind)
             if self.stalls:
+                stopped = time.perf_counter()
                 await self._clear_to_decode.wait()
+                behind += time.perf_counter() - stopped
             if number == behaviour.cut_after:
                 if request.transport is not None:
                     request.transport.close()
                 return response
-            served.sent.append(time.perf_counter())
-            served.output_tokens += tokens
-            await writer.event(delta, tokens, number)
+            if tokens:
+                served.sent.append(time.perf_counter())
+                served.output_tokens += tokens
+                number += 1
+            await writer.event(delta, tokens)
             self._count("vllm:generation_tokens_total", tokens)
             self._count_sparse(served.prompt_tokens + served.output_tokens, tokens)
         self._remember(_units(prompt + writer.text) if isinstance(prompt, str) else _units(prompt + writer.ids))
@@ -305,7 +310,7 @@ class _Writer:
         if self.chat and self.frames.role_first:
             await self._send({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
 
-    async def event(self, delta: dict[str, Any], tokens: int, number: int) -> None:
+    async def event(self, delta: dict[str, Any], tokens: int) -> None:
         if self.by_ids:
             ids = [1000 + (self.served.output_tokens - tokens + i) % 5000 for i in range(tokens)]
             self.ids += ids

@@ -13,6 +13,9 @@ MAX_CPU = 0.9
 MAX_FOREIGN = 0.05
 MIN_CONTEXT = 0.95
 WARM_EXCESS = 0.1
+MAX_LAG = 0.05
+"""Mean lateness of the client's event loop, as a share of the median gap between events."""
+MIN_LAG_MS = 2.0
 
 
 @dataclass
@@ -104,17 +107,22 @@ def _client(run: Run, windows: dict[str, Window], verdict: Verdict) -> None:
         window = windows.get(name)
         if window is None:
             continue
-        lags, gaps = METRICS["client_lag"].compute(window), METRICS["itl"].compute(window)
-        if lags and gaps and not isinstance(lags, float) and not isinstance(gaps, float):
-            lag, allowed = sorted(lags)[len(lags) // 2], max(0.005, 0.1 * sorted(gaps)[len(gaps) // 2])
+        lag, gap = _mean(window.sampled("lag_mean_ms")), METRICS["itl"].compute(window)
+        if lag is not None and gap and not isinstance(gap, float):
+            allowed = max(MIN_LAG_MS, MAX_LAG * 1e3 * sorted(gap)[len(gap) // 2])
             if lag > allowed:
-                verdict.add(
-                    "client_saturated",
-                    f"the client woke up {lag * 1e3:.1f} ms late in the {name} phase; {allowed * 1e3:.1f} ms are tolerable",
-                )
+                text = f"the client woke up {lag:.1f} ms late on average in the {name} phase; {allowed:.1f} ms are tolerable"
+                verdict.add("client_saturated", text)
+            late = _mean(window.sampled("lag_p99_ms"))
+            if late is not None and late > 2 * allowed:
+                verdict.notes.append(f"p99 latencies of the {name} phase may be off by {late:.1f} ms: so late did the client wake up")
         cpu = window.sampled("client_cpu")
-        if cpu and sum(cpu) / len(cpu) > MAX_CPU:
-            verdict.add("client_saturated", f"the client used {sum(cpu) / len(cpu):.0%} of a core in the {name} phase")
+        if (share := _mean(cpu)) is not None and share > MAX_CPU:
+            verdict.add("client_saturated", f"the client used {share:.0%} of a core in the {name} phase")
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _throttling(run: Run, windows: dict[str, Window], verdict: Verdict) -> None:

@@ -131,9 +131,25 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, on_even
         refusal = (await response.content.read(65536)).decode("utf-8", "replace")
         answer.status, answer.detail = "not_a_stream", _message(refusal)
         return
-    parser, calls, done = EventParser(), ToolCalls(), False
     text: list[str] = []
     reasoning: list[str] = []
+    calls = ToolCalls()
+    try:
+        await _read_events(response, answer, on_event, patience, text, reasoning, calls)
+    finally:
+        answer.text, answer.reasoning, answer.tool_calls = "".join(text), "".join(reasoning), calls.finished()
+
+
+async def _read_events(
+    response: aiohttp.ClientResponse,
+    answer: Answer,
+    on_event: OnEvent,
+    patience: asyncio.Timeout,
+    text: list[str],
+    reasoning: list[str],
+    calls: ToolCalls,
+) -> None:
+    parser, done = EventParser(), False
     async for chunk in response.content.iter_any():
         moment = time.perf_counter()
         for data in parser.feed(chunk):
@@ -169,7 +185,6 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, on_even
                 calls.add(delta.tool_calls)
                 on_event(delta, moment)
         answer.keep_alives = parser.comments
-    answer.text, answer.reasoning, answer.tool_calls = "".join(text), "".join(reasoning), calls.finished()
     if answer.finish_reason is None and not (done and answer.first is not None):
         answer.status = "empty" if done else "cut"
     elif answer.finish_reason in ("abort", "error"):

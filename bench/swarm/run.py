@@ -119,10 +119,11 @@ def run_load(options: SwarmOptions, request: Request, make: Callable[[Sender, Ca
     Raises:
         SparsekvError: before anything was sent, if the run cannot work; after it, if its folder could not be written.
     """
-    return asyncio.run(_run(options, request, make))
+    return asyncio.run(run_load_async(options, request, make))
 
 
-async def _run(options: SwarmOptions, request: Request, make: Callable[[Sender, Callable[[], None]], Load]) -> Outcome:
+async def run_load_async(options: SwarmOptions, request: Request, make: Callable[[Sender, Callable[[], None]], Load]) -> Outcome:
+    """The same within a running event loop."""
     base = base_url(options.url)
     key = api_key(request.key_file)
     client = Client(base, {"Authorization": f"Bearer {key}"} if key else {}, options.limits)

@@ -21,7 +21,7 @@ PROBE = 0.01
 """How often the event loop's lag is measured."""
 
 COLUMNS = (
-    "t", "phase", "output_tokens", "decoding", "reading", "lag_p99_ms", "lag_max_ms", "client_cpu",
+    "t", "phase", "output_tokens", "decoding", "reading", "lag_mean_ms", "lag_p99_ms", "lag_max_ms", "client_cpu",
     "host_cpu", "host_memory_bytes", "swap_bytes", "gpu_power_w", "gpu_energy_j",
     "gpu_memory_bytes", "gpu_utilization", "gpu_clock_mhz", "gpu_throttled", "gpu_power_capped",
     "pcie_rx_bytes_s", "pcie_tx_bytes_s",
@@ -74,6 +74,7 @@ class Sampler:
             "output_tokens": sum(view.tokens for view in self._views),
             "decoding": sum(view.state == "decoding" for view in self._views),
             "reading": sum(view.state == "reading" for view in self._views),
+            "lag_mean_ms": round(sum(lags) / len(lags) * 1e3, 3) if lags else None,
             "lag_p99_ms": round(lags[int(len(lags) * 0.99)] * 1e3, 3) if lags else None,
             "lag_max_ms": round(lags[-1] * 1e3, 3) if lags else None,
             "client_cpu": self._client_cpu(),
