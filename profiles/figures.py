@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .budget import Term, plan, pool_size, state_bytes, states_per_request
+from .budget import SKETCH_SCALE_BYTES, Term, plan, pool_size, state_bytes, states_per_request
 from .schema import Profile, Shape
 from .units import gib
 
@@ -13,11 +13,29 @@ X16_RATE = 25e9
 
 
 def figures(profile: Profile, shape: Shape) -> list[Term]:
-    """Tokens, states, bus limits, times; the bus only where rows cross one."""
+    """Tokens, states, limits, times; the bus only where rows cross one."""
     found = [*_pool(profile, shape), *_states(profile, shape)]
-    if profile.hardware.device == "cuda" and profile.kv.placement == "host":
-        found += [*_bus(profile, shape), *_first_reading(profile, shape)]
+    if profile.hardware.device == "cuda":
+        if profile.hardware.vram_rate:
+            found.append(card_limit(profile, shape))
+        if profile.kv.placement == "host":
+            found += [*_bus(profile, shape), *_first_reading(profile, shape)]
     return found
+
+
+def decode_limits(profile: Profile, shape: Shape) -> tuple[float, float] | None:
+    """Tokens per second of all requests together at one token per step and no row hot, as far as bus and card memory go.
+
+    The low one: at most rows, the bus and the card one after the other. The high one: at fewest rows, side by side.
+    None where a figure that it takes is not stated.
+    """
+    if profile.hardware.device == "cpu" or not profile.hardware.vram_rate:
+        return None
+    card = card_limit(profile, shape).value
+    if profile.kv.placement == "gpu":
+        return card, card
+    slow, fast = (bus_limit(profile, shape, budget).value for budget in (profile.selection.max_tokens, profile.selection.min_tokens))
+    return 1 / (1 / card + 1 / slow), min(card, fast)
 
 
 def link_rate(profile: Profile) -> Term:
@@ -44,6 +62,17 @@ def bus_limit(profile: Profile, shape: Shape, budget: int) -> Term:
     link, read = link_rate(profile), bytes_per_step(profile, shape, budget)
     formula = f"{link.value:g} GB/s / {read.value / 1e6:.1f} MB; x tokens accepted per step, / share of rows that are not hot"
     return Term(f"bus limit at {budget:,} rows, none hot", link.value * 1e9 / read.value, formula, ("kv", "hot"), "tok/s")
+
+
+def card_limit(profile: Profile, shape: Shape) -> Term:
+    """Tokens per second of all requests together where each step reads the weights and every running request's sketch once."""
+    layout, layers, seqs = profile.layout(shape), profile.attention_layers(shape), profile.scheduler.max_num_seqs
+    heads, per_code = layout.num_kv_heads // profile.parallel.tensor, layout.code_bytes + SKETCH_SCALE_BYTES
+    rate = profile.hardware.vram_rate or 0
+    tokens = min(pool_size(profile, shape).tokens, seqs * profile.model.max_model_len)
+    weights, sketch = profile.model.weights / profile.parallel.tensor, tokens * heads * layers * per_code
+    formula = f"{seqs} requests x {rate / 1e9:,g} GB/s / (weights {gib(weights)} + sketch of {tokens:,} tokens {gib(sketch)})"
+    return Term("card memory limit", seqs * rate / (weights + sketch), formula, ("hardware", "vram_rate"), "tok/s")
 
 
 def _pool(profile: Profile, shape: Shape) -> Iterator[Term]:

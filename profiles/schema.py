@@ -60,7 +60,8 @@ class Hardware(Section):
     device: Annotated[Literal["cuda", "cpu"], Field(description="what computes")] = "cuda"
     gpu: Annotated[str | None, Field(description="product name as nvidia-smi prints it, without `NVIDIA`")] = None
     gpus: Annotated[Count, Field(description="cards the server uses")] = 1
-    vram: Annotated[Size, Field(description="memory of one card")] = 0
+    vram: Annotated[Size, Field(description="memory of one card as CUDA reports it, 1 to 3 percent less than on the box")] = 0
+    vram_rate: Annotated[Rate | None, Field(description="memory bandwidth of one card, from its data sheet")] = None
     compute_capability: Annotated[str | None, Field(pattern=r"^\d+\.\d$", description="quoted, such as '8.6'")] = None
     pcie: Pcie = Pcie()
     link_rate: Annotated[

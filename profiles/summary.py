@@ -30,9 +30,9 @@ class Summary:
 
     def cells(self) -> tuple[str, ...]:
         band = self.decode_tokens_per_second
-        rate = f"{band[0]:g}-{band[1]:g} ({self.source})" if band else "-"
+        rate = "-" if not band else f"up to {band[1]:g}" if band[0] == band[1] else f"{band[0]:g}-{band[1]:g}"
         tokens = f"{self.pool_tokens:,}" if self.pool_tokens is not None else "-"
-        return self.name, self.machine, self.model, f"{self.context:,}", self.rows, tokens, rate
+        return self.name, self.machine, self.model, f"{self.context:,}", self.rows, tokens, f"{rate} ({self.source})" if band else rate
 
 
 def summarise(loaded: LoadedProfile) -> Summary:

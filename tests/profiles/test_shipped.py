@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from sparsekv.profiles.figures import bus_limit
+from sparsekv.profiles.figures import decode_limits
 from sparsekv.profiles.loader import LoadedProfile, load_profile, shipped_names
 from sparsekv.profiles.resolved import resolved_text, values
 from sparsekv.profiles.statement import statement
@@ -19,7 +20,9 @@ def shipped(request: pytest.FixtureRequest) -> LoadedProfile:
 
 
 def test_the_machines() -> None:
-    assert {"cpu-demo", "dual3090"} <= set(shipped_names())
+    dual3090 = ["dual3090", "dual3090-128gb", "dual3090-128gb-int4", "dual3090-int4"]
+    others = ["cpu-demo", "dual4090", "dual5060ti16", "h200", "rtxpro6000", "single3090", "single5090"]
+    assert set(shipped_names()) >= {*dual3090, *others}
 
 
 def test_the_head_says_what_to_do(shipped: LoadedProfile) -> None:
@@ -34,6 +37,12 @@ def test_the_head_says_what_to_do(shipped: LoadedProfile) -> None:
         assert ("Measured" in head) == (expected.source == "measured")
 
 
+def test_the_change_it_suggests_works(shipped: LoadedProfile) -> None:
+    text = (resources.files("sparsekv.profiles") / f"{shipped.name}.yaml").read_text()
+    [change] = re.findall(rf"^# Change:     sparsekv serve {shipped.name}((?: --set \S+)+)$", text, re.MULTILINE)
+    assert load_profile(shipped.name, change.split()[1::2]).profile != shipped.profile
+
+
 def test_it_is_complete(shipped: LoadedProfile) -> None:
     profile = shipped.profile
     assert profile.model.shape is not None
@@ -44,12 +53,14 @@ def test_it_is_complete(shipped: LoadedProfile) -> None:
 
 
 def test_a_computed_band_is_what_the_arithmetic_gives(shipped: LoadedProfile) -> None:
-    profile, shape = shipped.profile, shipped.profile.model.shape
-    if shape is None or profile.expected is None or profile.expected.decode_tokens_per_second is None:
+    profile, shape, expected = shipped.profile, shipped.profile.model.shape, shipped.profile.expected
+    if expected is None or expected.source != "computed":
         return
-    if profile.expected.source == "computed":
-        limits = [bus_limit(profile, shape, rows).value for rows in (profile.selection.max_tokens, profile.selection.min_tokens)]
-        assert profile.expected.decode_tokens_per_second == pytest.approx(limits, rel=0.01)
+    assert shape is not None
+    assert expected.decode_tokens_per_second == pytest.approx(decode_limits(profile, shape), rel=0.01)
+    low, high = expected.decode_tokens_per_second or (0, 0)
+    text = (resources.files("sparsekv.profiles") / f"{shipped.name}.yaml").read_text()
+    assert f"# Expect:     {f'{low:g}-{high:g}' if low < high else f'up to {low:g}'} tok/s" in text
 
 
 def test_written_out_it_is_the_same(shipped: LoadedProfile, tmp_path: Path) -> None:
