@@ -165,10 +165,10 @@ def _merged(file: _File, below: tuple[_File, ...], problems: list[Problem], sour
             problems.append(Problem(parent.origin, "extends", f"goes in a circle: {circle}"))
             continue
         merged = _merged(base, chain, problems, sources)
-        result = _overlay(result, merged)
+        result = overlay(result, merged)
     if file.source not in sources:
         sources.append(file.source)
-    return _overlay(result, tree)
+    return overlay(result, tree)
 
 
 def _parents(tree: Node | None, problems: list[Problem]) -> list[Node]:
@@ -182,7 +182,7 @@ def _parents(tree: Node | None, problems: list[Problem]) -> list[Node]:
     return []
 
 
-def _overlay(base: Node | None, top: Node | None) -> Node | None:
+def overlay(base: Node | None, top: Node | None) -> Node | None:
     """Maps merge, everything else replaces."""
     if base is None or top is None:
         return base if top is None else top
@@ -190,7 +190,7 @@ def _overlay(base: Node | None, top: Node | None) -> Node | None:
         return top
     merged = dict(base.value)
     for key, node in top.value.items():
-        merged[key] = _overlay(merged.get(key), node) or node
+        merged[key] = overlay(merged.get(key), node) or node
     return Node(merged, top.origin)
 
 
@@ -208,7 +208,7 @@ def _with_override(tree: Node | None, override: str, problems: list[Problem]) ->
         return tree
     for key in reversed(keys):
         node = Node({key: node}, origin)
-    return _overlay(tree, node)
+    return overlay(tree, node)
 
 
 def _without_nulls(node: Node) -> Node:

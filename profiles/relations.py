@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .fields import FieldPath
+from .free_options import ANSWERED_FOR, option_name
 from .schema import Profile
 
 BLOCK_TOKENS = 128
@@ -106,3 +107,5 @@ def _environment(profile: Profile) -> Iterator[tuple[FieldPath, str]]:
     for name in profile.vllm:
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
             yield ("vllm", name), "write the option as in `max-model-len`: lower case, no leading dashes"
+        elif answer := ANSWERED_FOR.get(option_name(f"--{name.removeprefix('no-')}") or ""):
+            yield ("vllm", name), f"not set here: {answer}"

@@ -138,7 +138,7 @@ def copy(
     from sparsekv.profiles.copying import copy_profile
 
     target = copy_profile(name, path)
-    console.note(f"wrote {target}; `sparsekv profiles validate {target}` checks it, `sparsekv serve {target}` serves it")
+    console.note(f"wrote {target}; `sparsekv profiles validate {target}` checks it, `sparsekv serve --profile {target}` serves it")
 
 
 @app.command()

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sparsekv.profiles.document import Node, parse
 from sparsekv.profiles.errors import SparsekvError
-from sparsekv.profiles.loader import LoadedProfile, ProfileError, load_profile
+from sparsekv.profiles.loader import LoadedProfile, ProfileError, load_profile, overlay
 
 Load = Callable[..., LoadedProfile]
 Write = Callable[..., Path]
@@ -214,3 +218,31 @@ def test_paths_are_expanded(load: Load, monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_an_unset_variable_is_a_problem(problems: Problems, valid: str) -> None:
     [problem] = problems(valid.replace("models/tiny", "$NOT_SET_ANYWHERE/x"))
     assert problem == ("9:3", "model.path", "environment variable NOT_SET_ANYWHERE is not set")
+
+
+# ---- properties
+
+SECTIONS = {"kv": ("dtype", "pool", "headroom"), "server": ("host", "port"), "env": ("A", "B")}
+TREES = st.fixed_dictionaries(
+    {},
+    optional={
+        section: st.fixed_dictionaries({}, optional={key: st.sampled_from(["x", 1, None, [1, 2]]) for key in keys})
+        for section, keys in SECTIONS.items()
+    },
+)
+
+
+def node(tree: dict[str, object], source: str) -> Node:
+    parsed, problems = parse(yaml.safe_dump(tree, default_flow_style=True), source)
+    assert parsed is not None
+    assert not problems
+    return parsed
+
+
+@given(TREES, TREES, TREES)
+def test_it_does_not_matter_which_files_merge_first(a: dict[str, object], b: dict[str, object], c: dict[str, object]) -> None:
+    first, second, third = node(a, "a"), node(b, "b"), node(c, "c")
+    left, right = overlay(overlay(first, second), third), overlay(first, overlay(second, third))
+    assert left is not None
+    assert left == right
+    assert {str(leaf.origin).partition(":")[0] for path, leaf in left.walk() if len(path) == 2} <= {"a", "b", "c"}

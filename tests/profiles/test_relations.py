@@ -45,6 +45,10 @@ CPU = ["hardware.device=cpu", "hardware.gpu=", "hardware.vram="]
         (["env.SPARSEKV_PROFILE=x"], "env.SPARSEKV_PROFILE", "sparsekv sets its own variables"),
         (["env.a-b=x"], "env.a-b", "no name of an environment variable"),
         (["vllm.--max-model-len=5"], "vllm.--max-model-len", "no leading dashes"),
+        (["vllm.host=0.0.0.0"], "vllm.host", "use `--host`, or server.host"),
+        (["vllm.trust-remote-code=true"], "vllm.trust-remote-code", "nothing in a model's folder is executed"),
+        (["vllm.no-trust-remote-code=false"], "vllm.no-trust-remote-code", "nothing in a model's folder is executed"),
+        (["vllm.api-key=canary"], "vllm.api-key", "seen by every user"),
     ],
 )
 def test_refused(problems: Problems, valid: str, settings: list[str], field: str, message: str) -> None:
@@ -54,7 +58,7 @@ def test_refused(problems: Problems, valid: str, settings: list[str], field: str
 
 def test_a_secret_is_named_but_not_shown(problems: Problems, valid: str) -> None:
     assert "canary" not in str(problems(valid, "env.HF_TOKEN=canary"))
-    assert "canary" not in str(problems(valid + "env:\n  API_KEY: canary\n"))
+    assert "canary" not in str(problems(valid + "env:\n  API_KEY: canary\nvllm:\n  api-key: canary\n"))
 
 
 def test_the_server_listens_to_this_machine_alone(load: Load, valid: str) -> None:

@@ -29,7 +29,7 @@ def test_the_head_says_what_to_do(shipped: LoadedProfile) -> None:
     text = (resources.files("sparsekv.profiles") / f"{shipped.name}.yaml").read_text()
     head = text[: text.index("\ndescription:")]
     assert f"\n# {shipped.name}: " in head
-    for label in ("Run first:", "Launch:     sparsekv serve " + shipped.name, "Expect:"):
+    for label in ("Run first:", "Launch:     sparsekv serve --profile " + shipped.name, "Expect:"):
         assert f"# {label}" in head
     expected = shipped.profile.expected
     if expected is not None:
@@ -39,7 +39,7 @@ def test_the_head_says_what_to_do(shipped: LoadedProfile) -> None:
 
 def test_the_change_it_suggests_works(shipped: LoadedProfile) -> None:
     text = (resources.files("sparsekv.profiles") / f"{shipped.name}.yaml").read_text()
-    [change] = re.findall(rf"^# Change:     sparsekv serve {shipped.name}((?: --set \S+)+)$", text, re.MULTILINE)
+    [change] = re.findall(rf"^# Change:     sparsekv serve --profile {shipped.name}((?: --set \S+)+)$", text, re.MULTILINE)
     assert load_profile(shipped.name, change.split()[1::2]).profile != shipped.profile
 
 
