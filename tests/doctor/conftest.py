@@ -194,6 +194,7 @@ parallel:
 kv:
   dtype: int8
   pool: 62GiB
+  hot: 1GiB
 sketch:
   basis: {basis}
 """

@@ -168,7 +168,7 @@ def test_a_mixed_machine(make_machine: Make, make_profile: Make, card: Row, seco
     assert first.cards == ()
     levels = [finding.level for finding in run(gpu_model.CHECK, first)]
     assert levels == [Level.WARN, Level.ERROR]
-    one = make_profile(hardware__gpus=1, parallel__tensor=1)
+    one = make_profile(hardware__gpus=1, parallel__tensor=1, model__weights="2GiB")
     by_uuid = make_machine(cards=cards, profile=one, environ={"CUDA_VISIBLE_DEVICES": second_card["uuid"]})
     assert [gpu.index for gpu in by_uuid.cards] == [2]
     hidden = make_machine(cards=cards, profile=make_profile(), environ={"CUDA_VISIBLE_DEVICES": ""})

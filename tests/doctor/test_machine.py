@@ -42,7 +42,7 @@ def levels(findings: list[Any]) -> list[Level]:
     return [finding.level for finding in findings]
 
 
-HEALTHY = {"pinned_bytes": 2 * GIB, "copy_rate": 13.1e9, "gather_rates": {520: 11.9e9}, "link_gen": 4, "link_width": 8}
+HEALTHY = {"pinned_bytes": 2 * GIB, "copy_rate": 13.1e9, "gather_rates": {512: 11.9e9}, "link_gen": 4, "link_width": 8}
 
 
 def test_all_is_well(make_machine: Make, make_profile: Make, run: Make) -> None:
@@ -64,7 +64,7 @@ def test_all_is_well(make_machine: Make, make_profile: Make, run: Make) -> None:
     ):
         findings = run(module.CHECK, machine)
         assert set(levels(findings)) == {Level.OK}, (module.__name__, findings)
-    assert run(pcie_rates.CHECK, machine)[0].evidence == ("gather of 520 B rows: 11.9 GB/s",)
+    assert run(pcie_rates.CHECK, machine)[0].evidence == ("gather of 512 B rows: 11.9 GB/s",)
 
 
 def test_idle_links_say_nothing(make_machine: Make, make_profile: Make, run: Make, card: dict[str, str]) -> None:
@@ -72,7 +72,8 @@ def test_idle_links_say_nothing(make_machine: Make, make_profile: Make, run: Mak
     machine = make_machine(profile=make_profile())
     assert levels(run(pcie_link.CHECK, machine)) == [Level.UNKNOWN] * 2
     assert levels(run(pcie_rates.CHECK, machine)) == [Level.SKIP]
-    narrow = make_machine(cards=[card | {"pcie.link.width.max": "4"}], profile=make_profile(hardware__gpus=1, parallel__tensor=1))
+    one = make_profile(hardware__gpus=1, parallel__tensor=1, model__weights="2GiB")
+    narrow = make_machine(cards=[card | {"pcie.link.width.max": "4"}], profile=one)
     (finding,) = run(pcie_link.CHECK, narrow)
     assert finding.level is Level.ERROR
     assert finding.summary.endswith("the slot has 4 lanes, the profile counts with 8")
@@ -113,10 +114,10 @@ def test_the_measurement_is_a_process_of_its_own(make_machine: Make) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    result = run_probe(make_machine().host, make_machine().cards, (520,))
+    result = run_probe(make_machine().host, make_machine().cards, (512,))
     assert result.cards == {}
     assert "torch finds no CUDA device" in result.failure
-    assert run_probe(make_machine().host, (), (520,)).failure == "there is no card to measure"
+    assert run_probe(make_machine().host, (), (512,)).failure == "there is no card to measure"
 
 
 P2P = """\
@@ -193,7 +194,7 @@ def test_page_locking(make_machine: Make, make_profile: Make, run: Make) -> None
     assert levels(run(memory_pinned.CHECK, machine)) == [Level.INFO, Level.OK, Level.OK]
     machine = probed(make_machine(profile=make_profile(), files=WSL), **HEALTHY)
     assert levels(run(memory_pinned.CHECK, machine)) == [Level.WARN, Level.OK, Level.OK]
-    on_card = make_profile(kv__placement="gpu")
+    on_card = make_profile(kv__placement="gpu", kv__hot="", kv__pool="16GiB")
     assert levels(run(memory_pinned.CHECK, make_machine(profile=on_card))) == [Level.SKIP]
 
 
