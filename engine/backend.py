@@ -156,7 +156,7 @@ class SparseImplMixin:
         """vLLM's write hook. `kv_cache` is the virtual page: never read, never written."""
         pool = self.pool
         n = slot_mapping.shape[0]
-        write(key[:n], value[:n], slot_mapping, pool.rows, pool.layout, sketch=pool.sketch, basis=pool.basis, hot=pool.hot)
+        write(key[:n], value[:n], slot_mapping, pool.rows, pool.row_scales, pool.layout, sketch=pool.sketch, basis=pool.basis, hot=pool.hot)
 
     def decode(self, query: torch.Tensor, batch: RequestBatch) -> torch.Tensor:
         """Selects rows by sketch and attends to those alone.
@@ -184,7 +184,18 @@ class SparseImplMixin:
             rows, row_index = pool.flat_rows, pool_row_index(selection, batch.block_table, pool.layout)
         else:
             rows, row_index = pool.hot.rows, fetch(selection, batch.block_table, pool.rows, pool.layout, pool.hot)
-        out, _ = attend(query, batch.query_start_loc, batch.seq_lens, rows, row_index, selection, pool.layout, self.scale)
+        out, _ = attend(
+            query,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_table,
+            rows,
+            pool.row_scales,
+            row_index,
+            selection,
+            pool.layout,
+            self.scale,
+        )
         tally(selection, batch.seq_lens, self.config.policy, self.tally_row)
         return out
 

@@ -48,6 +48,8 @@ class DenseBatch:
     """As the stock builder makes it, over a scratch cache of `pool_blocks.numel()` blocks."""
     pool_blocks: torch.Tensor
     """`[M]` int32: the pool block behind each scratch block; a block shared by several requests appears once."""
+    part_filled: list[tuple[int, int]]
+    """Scratch blocks that end a request, with the tokens they hold: vLLM's kernel multiplies what lies behind by zero."""
     num_rows: int
     """Rows per KV head that the requests read, for the statistics."""
     num_decodes: int
@@ -124,9 +126,12 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         pool_blocks, scratch = torch.unique(table[used], return_inverse=True)
         scratch_table = torch.zeros_like(table)
         scratch_table[used] = scratch.to(table.dtype)
+        last = scratch_table.gather(1, (num_blocks.long() - 1).unsqueeze(1)).squeeze(1)
+        in_last = (m.seq_lens - 1) % BLOCK_SIZE + 1
         return DenseBatch(
             metadata=super().build(0, m.replace(block_table_tensor=scratch_table)),
             pool_blocks=pool_blocks.to(torch.int32),
+            part_filled=[(b, n) for b, n in zip(last.tolist(), in_last.tolist(), strict=True) if n < BLOCK_SIZE],
             num_rows=int(m.seq_lens.sum()),
             num_decodes=int(decodes.sum()),
             tokens=tokens,
@@ -166,7 +171,11 @@ class SparseCPUImpl(SparseImplMixin, CPUAttentionBackendImpl):
     def _attend_densely(self, layer: Any, query: torch.Tensor, batch: DenseBatch, output: torch.Tensor) -> None:
         """vLLM's kernel over the requests' rows, gathered from the pool."""
         layout = self.pool.layout
-        key, value = _key_value(self.pool.rows[batch.pool_blocks], layout, query.dtype)
+        scales = None if self.pool.row_scales is None else self.pool.row_scales[batch.pool_blocks]
+        key, value = _key_value(self.pool.rows[batch.pool_blocks], scales, layout, query.dtype)
+        for block, filled in batch.part_filled:
+            key[block, :, filled:] = 0
+            value[block, :, filled:] = 0
         scratch = torch.empty(*key.shape[:3], 2 * self.head_size, dtype=query.dtype)
         # vLLM packs keys for its kernel, each (block, head) by itself. Seen as blocks of one head, ours need no transposing.
         CPUAttentionBackendImpl.do_kv_cache_update(
@@ -183,13 +192,16 @@ class SparseCPUImpl(SparseImplMixin, CPUAttentionBackendImpl):
             self.counters.add("dense_requests", batch.num_decodes)
 
 
-def _key_value(rows: torch.Tensor, layout: KVLayout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows `[M, Hkv, B, row_bytes]` as keys and values `[M, Hkv, B, D]` in the model's dtype; views where they are that already."""
+def _key_value(
+    rows: torch.Tensor, scales: torch.Tensor | None, layout: KVLayout, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `[M, Hkv, B, row_bytes]` and scales `[M, Hkv, B, 2]` as keys and values `[M, Hkv, B, D]` in the model's dtype; views where
+    they are that already."""
     if layout.row_format == "bf16":
         both = rows.view(torch.bfloat16)
         key, value = both[..., : layout.head_dim], both[..., layout.head_dim :]
     else:
-        key, value = dequantise_rows(rows, layout)
+        key, value = dequantise_rows(rows, scales, layout)
     return key.to(dtype), value.to(dtype)
 
 

@@ -56,7 +56,7 @@ class CudaRuntime:
     def _stage(self, segment: Segment, key: torch.Tensor, value: torch.Tensor) -> None:
         pool = self.layers[segment.layer]
         assert self._block_table is not None
-        stage(pool.rows, self._block_table, segment.request, segment.start, segment.end, pool.layout, key, value)
+        stage(pool.rows, pool.row_scales, self._block_table, segment.request, segment.start, segment.end, pool.layout, key, value)
 
 
 @functools.cache

@@ -50,4 +50,4 @@ class FilledPoolConnector(DecodeBenchConnector):
             key, value = (torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(2))
             heavy = torch.rand(shape[:2], generator=generator, device=device) < self._heavy_share
             key *= torch.where(heavy, self._heavy_scale, 1.0).to(key.dtype).unsqueeze(-1)
-            write(key, value, slots, pool.rows, layout, sketch=pool.sketch, basis=pool.basis)
+            write(key, value, slots, pool.rows, pool.row_scales, layout, sketch=pool.sketch, basis=pool.basis)

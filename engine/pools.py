@@ -22,6 +22,8 @@ class LayerPool:
     layout: KVLayout
     rows: torch.Tensor
     """`[NB, Hkv, B, row_bytes]` uint8."""
+    row_scales: torch.Tensor | None
+    """`[NB, Hkv, B, 2]` float32 on the compute device; None for bf16 rows."""
     sketch: Sketch
     basis: SketchBasis
     hot: HotSet | None = None
@@ -33,11 +35,12 @@ class LayerPool:
 
 
 def allocate_layer(layout: KVLayout, num_blocks: int, basis: SketchBasis, allocate_rows: RowAllocator, device: torch.device) -> LayerPool:
-    """Allocates the pool of one layer; the sketch lies on `device`, the rows where `allocate_rows` puts them."""
+    """Allocates the pool of one layer; sketch and scales lie on `device`, the rows where `allocate_rows` puts them."""
     shape = layout.rows_shape(num_blocks)
     return LayerPool(
         layout=layout,
         rows=allocate_rows(num_blocks * layout.num_kv_heads * layout.block_size * layout.row_bytes).view(shape),
+        row_scales=torch.zeros(layout.row_scales_shape(num_blocks), dtype=torch.float32, device=device) if layout.has_scales else None,
         sketch=Sketch(
             codes=torch.zeros(layout.codes_shape(num_blocks), dtype=torch.uint8, device=device),
             scales=torch.zeros(layout.scales_shape(num_blocks), dtype=torch.float16, device=device),

@@ -7,16 +7,17 @@ from typing import Literal
 
 RowFormat = Literal["bf16", "int8", "int4"]
 
-SCALE_BYTES = 4
-"""One float32 scale behind K and one behind V in the quantised row formats."""
+SCALES_BYTES = 8
+"""Two float32 scales, of K and of V, for each quantised row."""
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """Shapes and byte sizes of the host rows and the sketch of one attention layer on one rank.
+    """Shapes and byte sizes of the host rows, their scales and the sketch of one attention layer on one rank.
 
-    A *row* is one (token, KV head): `[K | scale | V | scale]` in vLLM 0.31's per-token-head formats
-    (`v1/attention/backends/triton_attn.py` `customize_spec`), or plain `[K | V]` in bf16.
+    A *row* is `[K | V]` of one (token, KV head): bf16, or the codes of vLLM 0.31's per-token-head formats
+    (`v1/attention/backends/triton_attn.py` `customize_spec`). vLLM keeps each scale behind its codes; here scales lie apart,
+    on the compute device, so that a row is a whole number of the 128-byte lines in which the bus is read (head_dim 128 and up).
     Rows lie `[num_blocks, num_kv_heads, block_size, row_bytes]`: the rows of neighbouring tokens of one head
     are adjacent, so a run of selected tokens is one contiguous read over the bus.
     """
@@ -36,18 +37,22 @@ class KVLayout:
 
     @property
     def value_offset(self) -> int:
-        """Byte offset of V inside a row (the K scale, if any, lies just before it)."""
+        """Byte offset of V inside a row."""
         match self.row_format:
             case "bf16":
                 return 2 * self.head_dim
             case "int8":
-                return self.head_dim + SCALE_BYTES
+                return self.head_dim
             case "int4":
-                return self.head_dim // 2 + SCALE_BYTES
+                return self.head_dim // 2
 
     @property
     def row_bytes(self) -> int:
         return 2 * self.value_offset
+
+    @property
+    def has_scales(self) -> bool:
+        return self.row_format != "bf16"
 
     @property
     def code_bytes(self) -> int:
@@ -56,6 +61,10 @@ class KVLayout:
 
     def rows_shape(self, num_blocks: int) -> tuple[int, int, int, int]:
         return num_blocks, self.num_kv_heads, self.block_size, self.row_bytes
+
+    def row_scales_shape(self, num_blocks: int) -> tuple[int, int, int, int]:
+        """Scale of K and scale of V of each row, float32."""
+        return num_blocks, self.num_kv_heads, self.block_size, 2
 
     def codes_shape(self, num_blocks: int) -> tuple[int, int, int, int]:
         return num_blocks, self.num_kv_heads, self.block_size, self.code_bytes

@@ -1,7 +1,8 @@
 """Triton version of `attend`: split-KV attention over gathered rows, then a merge of the splits.
 
 The queries of a request that share a KV head (`q_len * group_size`) are the rows of one matrix product. Rows are read once and
-stay as they are stored: their scales multiply scores and probabilities, never elements.
+stay as they are stored: their scales multiply scores and probabilities, never elements, and codes are exact in either 16-bit
+float. Queries of int4 rows are rotated, which no longer fits the model's bf16: they are normalised and rounded to fp16.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..fetch.kernel import pool_rows
 from ..hadamard import device_signs, hadamard
 from ..layout import KVLayout
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ..sketch import Selection
 
 INTERPRETED = triton.knobs.runtime.interpret
+DOT = tl.float32 if INTERPRETED else tl.bfloat16  # the interpreter's bf16 product is wrong
 LOG2E = tl.constexpr(1.4426950408889634)
 SPAN_ALIGN = tl.constexpr(16)
 MERGE_SPLITS = 8
@@ -32,18 +35,34 @@ def split_span(count, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def load_half(codes_ptr, row, used, OFFSET: tl.constexpr, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+def load_half(codes_ptr, row, used, OFFSET: tl.constexpr, WIDTH: tl.constexpr):
     """The stored keys or values `[BLOCK_N, WIDTH]` of some rows; absent rows read as zeros."""
-    return tl.load(codes_ptr + (row * STRIDE + OFFSET)[:, None] + tl.arange(0, WIDTH)[None, :], mask=used[:, None], other=0)
+    return tl.load(codes_ptr + (row * (2 * WIDTH) + OFFSET)[:, None] + tl.arange(0, WIDTH)[None, :], mask=used[:, None], other=0)
 
 
 @triton.jit
+def split_scale(scale):
+    """Zero point and scale of an int4 scale word."""
+    bits = scale.to(tl.int32, bitcast=True)
+    return (bits & 0xF).to(tl.int8), (bits & -16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def centred(nibble, zero_point, DTYPE: tl.constexpr):
+    """Codes minus zero points: integers from -15 to 15, exact in every float format."""
+    return (nibble.to(tl.int8) - zero_point[:, None]).to(DTYPE)
+
+
+@triton.jit(do_not_specialize=["block_table_stride"])
 def attend_kernel(
     query_ptr,
+    query_scale_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
+    block_table_ptr,
+    block_table_stride,
     codes_ptr,
-    scale_bits_ptr,
+    row_scales_ptr,
     row_index_ptr,
     indices_ptr,
     counts_ptr,
@@ -55,12 +74,12 @@ def attend_kernel(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     CAPACITY: tl.constexpr,
-    ROW_STRIDE: tl.constexpr,
-    VALUE_OFFSET: tl.constexpr,
+    BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    DOT: tl.constexpr,
+    SCORE_DOT: tl.constexpr,
+    VALUE_DOT: tl.constexpr,
 ):
     split, pair = tl.program_id(0), tl.program_id(1)
     request, head = pair // HEADS, pair % HEADS
@@ -74,8 +93,8 @@ def attend_kernel(
         return
     base = pair.to(tl.int64) * CAPACITY
     oldest = tl.load(seq_lens_ptr + request) - q_len  # position of the first query
+    block_table_ptr += request.to(tl.int64) * block_table_stride
     WIDTH: tl.constexpr = DIM // 2 if FORMAT == "int4" else DIM  # stored elements of a half row
-    SCALE_OFFSET: tl.constexpr = VALUE_OFFSET // 4 if FORMAT != "bf16" else 0  # of V, in float32 units
 
     for start_m in range(0, q_len * GROUP, BLOCK_M):
         m = start_m + tl.arange(0, BLOCK_M)
@@ -85,12 +104,12 @@ def attend_kernel(
         dim = tl.arange(0, WIDTH)
         if FORMAT == "int4":
             # A byte holds an even and the next odd dimension: two products share each load.
-            query = tl.load(query_ptr + out_row[:, None] * DIM + 2 * dim[None, :], mask=real[:, None], other=0.0).to(DOT)
-            query_odd = tl.load(query_ptr + out_row[:, None] * DIM + 2 * dim[None, :] + 1, mask=real[:, None], other=0.0).to(DOT)
-            query_sum = tl.sum(query.to(tl.float32), axis=1) + tl.sum(query_odd.to(tl.float32), axis=1)
+            query = tl.load(query_ptr + out_row[:, None] * DIM + 2 * dim[None, :], mask=real[:, None], other=0.0).to(SCORE_DOT)
+            query_odd = tl.load(query_ptr + out_row[:, None] * DIM + 2 * dim[None, :] + 1, mask=real[:, None], other=0.0).to(SCORE_DOT)
+            query_scale = tl.load(query_scale_ptr + out_row, mask=real, other=0.0) * (scale * LOG2E)
             acc_odd = tl.zeros((BLOCK_M, WIDTH), dtype=tl.float32)
         else:
-            query = tl.load(query_ptr + out_row[:, None] * DIM + dim[None, :], mask=real[:, None], other=0.0).to(DOT)
+            query = tl.load(query_ptr + out_row[:, None] * DIM + dim[None, :], mask=real[:, None], other=0.0).to(SCORE_DOT)
         acc = tl.zeros((BLOCK_M, WIDTH), dtype=tl.float32)
         top = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -100,22 +119,22 @@ def attend_kernel(
             used = column < high
             row = tl.load(row_index_ptr + base + column, mask=used, other=0).to(tl.int64)
             token = tl.load(indices_ptr + base + column, mask=used, other=0)
-            key = load_half(codes_ptr, row, used, 0, ROW_STRIDE, WIDTH)
-            value = load_half(codes_ptr, row, used, VALUE_OFFSET if FORMAT != "bf16" else DIM, ROW_STRIDE, WIDTH)
+            key = load_half(codes_ptr, row, used, 0, WIDTH)
+            value = load_half(codes_ptr, row, used, WIDTH, WIDTH)
+            if FORMAT != "bf16":
+                scale_at = row_scales_ptr + 2 * pool_rows(token, block_table_ptr, head, used, HEADS, BLOCK)
+                key_scale = tl.load(scale_at, mask=used, other=0.0)
+                value_scale = tl.load(scale_at + 1, mask=used, other=0.0)
             if FORMAT == "int4":
-                key_bits = tl.load(scale_bits_ptr + row * (ROW_STRIDE // 4) + SCALE_OFFSET - 1, mask=used, other=0)
-                value_bits = tl.load(scale_bits_ptr + row * (ROW_STRIDE // 4) + 2 * SCALE_OFFSET - 1, mask=used, other=0)
-                zero_point = (key_bits & 0xF).to(tl.float32)
-                scores = tl.dot(query, tl.trans((key & 0xF).to(DOT)), input_precision="ieee")
-                scores = tl.dot(query_odd, tl.trans((key >> 4).to(DOT)), acc=scores, input_precision="ieee")
-                scores -= query_sum[:, None] * zero_point[None, :]
-                scores *= ((key_bits & -16).to(tl.float32, bitcast=True) * (scale * LOG2E))[None, :]
+                key_zero, key_scale = split_scale(key_scale)
+                value_zero, value_scale = split_scale(value_scale)
+                scores = tl.dot(query, tl.trans(centred(key & 0xF, key_zero, SCORE_DOT)), input_precision="ieee")
+                scores = tl.dot(query_odd, tl.trans(centred(key >> 4, key_zero, SCORE_DOT)), acc=scores, input_precision="ieee")
+                scores *= query_scale[:, None] * key_scale[None, :]
             else:
-                scores = tl.dot(query, tl.trans(key.to(DOT)), input_precision="ieee")
+                scores = tl.dot(query, tl.trans(key.to(SCORE_DOT)), input_precision="ieee")
                 if FORMAT == "int8":
-                    key_bits = tl.load(scale_bits_ptr + row * (ROW_STRIDE // 4) + SCALE_OFFSET - 1, mask=used, other=0)
-                    value_bits = tl.load(scale_bits_ptr + row * (ROW_STRIDE // 4) + 2 * SCALE_OFFSET - 1, mask=used, other=0)
-                    scores *= (key_bits.to(tl.float32, bitcast=True) * (scale * LOG2E))[None, :]
+                    scores *= (key_scale * (scale * LOG2E))[None, :]
                 else:
                     scores *= scale * LOG2E
             scores = tl.where(used[None, :] & (token[None, :] <= position[:, None]), scores, float("-inf"))
@@ -126,15 +145,16 @@ def attend_kernel(
             decay = tl.exp2(top - base_line)
             total = total * decay + tl.sum(weight, axis=1)
             top = new_top
+            if FORMAT != "bf16":
+                weight *= value_scale[None, :]
+            weight = weight.to(VALUE_DOT)
+            acc *= decay[:, None]
             if FORMAT == "int4":
-                weight = (weight * (value_bits & -16).to(tl.float32, bitcast=True)[None, :]).to(DOT)
-                shift = tl.sum(weight.to(tl.float32) * (value_bits & 0xF).to(tl.float32)[None, :], axis=1)
-                acc = tl.dot(weight, (value & 0xF).to(DOT), acc=acc * decay[:, None], input_precision="ieee") - shift[:, None]
-                acc_odd = tl.dot(weight, (value >> 4).to(DOT), acc=acc_odd * decay[:, None], input_precision="ieee") - shift[:, None]
+                acc = tl.dot(weight, centred(value & 0xF, value_zero, VALUE_DOT), acc=acc, input_precision="ieee")
+                acc_odd *= decay[:, None]
+                acc_odd = tl.dot(weight, centred(value >> 4, value_zero, VALUE_DOT), acc=acc_odd, input_precision="ieee")
             else:
-                if FORMAT == "int8":
-                    weight *= value_bits.to(tl.float32, bitcast=True)[None, :]
-                acc = tl.dot(weight.to(DOT), value.to(DOT), acc=acc * decay[:, None], input_precision="ieee")
+                acc = tl.dot(weight, value.to(VALUE_DOT), acc=acc, input_precision="ieee")
 
         inverse = 1.0 / tl.where(total > 0, total, 1.0)
         part = out_row * SPLITS + split
@@ -204,12 +224,15 @@ def merge_splits_kernel(
 
 
 @triton.jit
-def rotate_query_kernel(query_ptr, signs_ptr, out_ptr, DIM: tl.constexpr, LOG2_DIM: tl.constexpr):
+def rotate_query_kernel(query_ptr, signs_ptr, out_ptr, scale_ptr, DIM: tl.constexpr, LOG2_DIM: tl.constexpr):
+    """Rotates a query into the space of int4 rows and scales its largest element to 1."""
     dim = tl.arange(0, DIM)
     row = tl.program_id(0).to(tl.int64)
     x = tl.load(query_ptr + row * DIM + dim).to(tl.float32) * tl.load(signs_ptr + dim)
     x = tl.reshape(hadamard(tl.reshape(x, (1, DIM)), 1, DIM, LOG2_DIM), (DIM,))
-    tl.store(out_ptr + row * DIM + dim, x / DIM)
+    largest = tl.maximum(tl.max(tl.abs(x)), 1e-30)
+    tl.store(out_ptr + row * DIM + dim, (x / largest).to(out_ptr.dtype.element_ty))
+    tl.store(scale_ptr + row, largest / DIM)
 
 
 @functools.cache
@@ -232,7 +255,9 @@ def attend(
     query: torch.Tensor,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
     flat_rows: torch.Tensor,
+    row_scales: torch.Tensor | None,
     row_index: torch.Tensor,
     selection: Selection,
     layout: KVLayout,
@@ -246,11 +271,11 @@ def attend(
     signs = device_signs(dim, query.device) if rotated else query
     out = torch.empty_like(query)
     lse = torch.empty(tokens, q_heads, dtype=torch.float32, device=query.device)
+    query_scale = lse  # read for int4 rows alone
     if rotated:
-        rotated_query = torch.empty_like(query, dtype=torch.float32)
-        rotate_query_kernel[(tokens * q_heads,)](query, signs, rotated_query, DIM=dim, LOG2_DIM=log2_dim, num_warps=1)
-        query = rotated_query
-
+        model_query, query = query, torch.empty_like(query, dtype=torch.float16)
+        query_scale = torch.empty_like(lse)
+        rotate_query_kernel[(tokens * q_heads,)](model_query, signs, query, query_scale, DIM=dim, LOG2_DIM=log2_dim, num_warps=1)
     splits = choose_splits(requests * heads, capacity, query.device)
     part_out = torch.empty(tokens, q_heads, splits, dim, dtype=torch.float32, device=query.device)
     part_lse = torch.empty(tokens, q_heads, splits, dtype=torch.float32, device=query.device)
@@ -260,10 +285,13 @@ def attend(
     codes = flat_rows.view({"bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}[layout.row_format])
     attend_kernel[(splits, requests * heads)](
         query,
+        query_scale,
         query_start_loc,
         seq_lens,
+        block_table,
+        block_table.stride(0),
         codes,
-        flat_rows.view(torch.int32),
+        codes if row_scales is None else row_scales,
         row_index,
         selection.indices,
         selection.counts,
@@ -275,11 +303,11 @@ def attend(
         GROUP=layout.group_size,
         DIM=dim,
         CAPACITY=capacity,
-        ROW_STRIDE=codes.shape[1],
-        VALUE_OFFSET=layout.value_offset,
+        BLOCK=layout.block_size,
         SPLITS=splits,
         BLOCK_M=block_m,
-        DOT=tl.float32 if INTERPRETED else tl.bfloat16,  # the interpreter's bf16 product is wrong
+        SCORE_DOT=tl.float16 if query.dtype == torch.float16 and row_scales is not None else DOT,
+        VALUE_DOT=DOT,
         **launch_shape(layout.row_format, block_m),
     )
     merge_splits_kernel[(tokens, q_heads)](

@@ -17,7 +17,9 @@ def attend_reference(
     query: torch.Tensor,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
     flat_rows: torch.Tensor,
+    row_scales: torch.Tensor | None,
     row_index: torch.Tensor,
     selection: Selection,
     layout: KVLayout,
@@ -38,7 +40,12 @@ def attend_reference(
             continue
         used = torch.arange(most, device=query.device) < counts.unsqueeze(1)
         index = row_index[request, :, :most].long().masked_fill(~used, 0)
-        key, value = (part.to(work) for part in decode_rows(flat_rows[index], layout))
+        scales = None
+        if row_scales is not None:
+            token = selection.indices[request, :, :most].long().masked_fill(~used, 0)
+            block = block_table[request].long()[token // layout.block_size]
+            scales = row_scales[block, torch.arange(heads, device=query.device).unsqueeze(1), token % layout.block_size]
+        key, value = (part.to(work) for part in decode_rows(flat_rows[index], scales, layout))
         position = torch.arange(length - (end - start), length, device=query.device)
         visible = used.unsqueeze(1) & (selection.indices[request, :, None, :most] <= position.unsqueeze(1))  # [Hkv, q, n]
         visible = visible.repeat_interleave(group, dim=1)

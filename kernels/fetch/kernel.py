@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..sketch import Selection
 
 LOOKUP_TILE = 64
-GATHER_ROWS = 32
-GATHER_LINES = 4
-GATHER_WARPS = 4
+GATHER_ROWS = 64
+GATHER_WORDS = 64
+GATHER_WARPS = 8
 GATHER_PROGRAMS_PER_SM = 4
 INDEX_TILE = 1024
 
@@ -128,21 +128,14 @@ def claim(tag, pending, now, entries_ptr, SETS_LOG2: tl.constexpr, WAYS: tl.cons
 
 
 @triton.jit
-def copy_rows(source_ptr, source, target_ptr, target, active, ROW_BYTES: tl.constexpr, LINES_AT_ONCE: tl.constexpr):
-    """Copies rows of 8-byte words that start at any multiple of 8 bytes.
-
-    Lanes are laid over the 128-byte lines a row touches, not over the row: each line is asked for once, as one read over
-    the bus, and loads are 16 bytes wide whatever the alignment of the row.
-    """
+def copy_rows(source_ptr, source, target_ptr, target, active, ROW_BYTES: tl.constexpr, WORDS_AT_ONCE: tl.constexpr):
+    """Copies rows of 8-byte words, up to `WORDS_AT_ONCE` of each row in flight."""
     WORDS: tl.constexpr = ROW_BYTES // 8
-    LINES: tl.constexpr = ROW_BYTES // 128 if ROW_BYTES % 128 == 0 else (ROW_BYTES + 120 + 127) // 128
-    start = source.to(tl.int64) * WORDS
-    for line in tl.static_range(0, LINES, LINES_AT_ONCE):
-        word = (((start >> 4) << 4) + 16 * line)[:, None] + tl.arange(0, 16 * LINES_AT_ONCE)[None, :]
-        even = word // 2 * 2 - start[:, None]  # loads come in pairs of words; only pairs that touch the row are made
-        data = tl.load(source_ptr + word, mask=active[:, None] & (even > -2) & (even < WORDS), other=0)
-        inner = word - start[:, None]
-        tl.store(target_ptr + target[:, None] * WORDS + inner, data, mask=active[:, None] & (inner >= 0) & (inner < WORDS))
+    for first in tl.static_range(0, WORDS, WORDS_AT_ONCE):
+        word = first + tl.arange(0, WORDS_AT_ONCE)[None, :]
+        used = active[:, None] & (word < WORDS)
+        data = tl.load(source_ptr + source.to(tl.int64)[:, None] * WORDS + word, mask=used, other=0)
+        tl.store(target_ptr + target.to(tl.int64)[:, None] * WORDS + word, data, mask=used)
 
 
 @triton.jit(do_not_specialize=["tag_base"])
@@ -160,7 +153,7 @@ def bring_kernel(
     WAYS: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     ROWS: tl.constexpr,
-    LINES_AT_ONCE: tl.constexpr,
+    WORDS_AT_ONCE: tl.constexpr,
 ):
     now = tl.load(clock_ptr + 1)
     if tl.program_id(0) == 0:
@@ -178,7 +171,7 @@ def bring_kernel(
         slot = tl.where(bypass, (WAYS << SETS_LOG2) + position, slot)
         tl.store(row_index_ptr + position, slot.to(tl.int32), mask=pending)
         active = won | bypass
-        copy_rows(pool_ptr, row, hot_ptr, slot, active, ROW_BYTES, LINES_AT_ONCE)
+        copy_rows(pool_ptr, row, hot_ptr, slot, active, ROW_BYTES, WORDS_AT_ONCE)
         brought += tl.sum(active.to(tl.int64))
         bypassed += tl.sum(bypass.to(tl.int64))
         joined = tl.sum((pending & (active == 0)).to(tl.int64))
@@ -279,7 +272,7 @@ def fetch(selection: Selection, block_table: torch.Tensor, rows: torch.Tensor, l
         hot.tag_base,
         ROW_BYTES=layout.row_bytes,
         ROWS=GATHER_ROWS,
-        LINES_AT_ONCE=GATHER_LINES,
+        WORDS_AT_ONCE=min(GATHER_WORDS, triton.next_power_of_2(layout.row_bytes // 8)),
         num_warps=GATHER_WARPS,
         **geometry,
     )

@@ -10,6 +10,7 @@ from ..rows import dequantise_rows
 
 def stage_reference(
     rows: torch.Tensor,
+    row_scales: torch.Tensor | None,
     block_table: torch.Tensor,
     request: int,
     start: int,
@@ -20,6 +21,8 @@ def stage_reference(
 ) -> None:
     token = torch.arange(start, end, device=rows.device)
     block = block_table[request].long()[token // layout.block_size]
-    key, value = dequantise_rows(rows[block, :, token % layout.block_size], layout)
+    offset = token % layout.block_size
+    scales = None if row_scales is None else row_scales[block, :, offset]
+    key, value = dequantise_rows(rows[block, :, offset], scales, layout)
     key_out[: end - start].copy_(key)
     value_out[: end - start].copy_(value)

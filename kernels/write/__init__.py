@@ -22,6 +22,7 @@ def write(
     value: torch.Tensor,
     slot_mapping: torch.Tensor,
     rows: torch.Tensor,
+    row_scales: torch.Tensor | None,
     layout: KVLayout,
     sketch: Sketch | None = None,
     basis: SketchBasis | None = None,
@@ -33,8 +34,11 @@ def write(
         key: `[T, Hkv, D]` after QK-norm and RoPE. value: `[T, Hkv, D]`.
         slot_mapping: `[T]` int64, the slot of each token; negative slots are skipped.
         rows: `layout.rows_shape(num_blocks)` uint8, pinned host memory through its device view, or on the device.
+        row_scales: `layout.row_scales_shape(num_blocks)` float32 on the device; None where the format has none.
         sketch: written where given, by `basis`. hot: its copies of these slots are dropped.
     """
+    if (row_scales is not None) != layout.has_scales:
+        raise ValueError(f"{layout.row_format} rows {'need' if layout.has_scales else 'have no'} scales")
     if (sketch is None) != (basis is None):
         raise ValueError("a sketch is written by a basis: give both or neither")
     if key.shape[1:] != (layout.num_kv_heads, layout.head_dim) or value.shape != key.shape:
@@ -42,8 +46,8 @@ def write(
     if key.is_cuda:
         from . import kernel
 
-        kernel.write(key, value, slot_mapping, rows, layout, sketch, basis, hot)
+        kernel.write(key, value, slot_mapping, rows, row_scales, layout, sketch, basis, hot)
         return
-    write_reference(key, value, slot_mapping, rows, layout, sketch, basis)
+    write_reference(key, value, slot_mapping, rows, row_scales, layout, sketch, basis)
     if hot is not None:
         invalidate(slot_mapping, layout, hot)

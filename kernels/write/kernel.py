@@ -47,7 +47,6 @@ def write_half(
     DIM: tl.constexpr,
     LOG2_DIM: tl.constexpr,
     ROW_STRIDE: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Quantises the keys or the values `x [TILE, DIM]` float32 of some rows and stores codes and scales."""
@@ -59,7 +58,7 @@ def write_half(
         inverse = tl.div_rn(1.0 + tl.zeros([TILE], tl.float32), scale)
         codes = tl.minimum(tl.maximum(round_half_away(x * inverse[:, None]), -128), 127)
         tl.store(codes_ptr + row[:, None] * ROW_STRIDE + dim[None, :], codes.to(tl.int8), mask=live[:, None])
-        tl.store(scale_ptr + row * SCALE_STRIDE, scale.to(tl.int32, bitcast=True), mask=live)
+        tl.store(scale_ptr + 2 * row, scale.to(tl.int32, bitcast=True), mask=live)
     else:
         x = hadamard(x * tl.load(signs_ptr + dim)[None, :], TILE, DIM, LOG2_DIM).to(ROUNDED).to(tl.float32)
         low, high = tl.min(x, axis=1), tl.max(x, axis=1)
@@ -71,7 +70,7 @@ def write_half(
         even, odd = tl.split(tl.reshape(codes, (TILE, DIM // 2, 2)))
         byte = tl.arange(0, DIM // 2)
         tl.store(codes_ptr + row[:, None] * ROW_STRIDE + byte[None, :], even | (odd << 4), mask=live[:, None])
-        tl.store(scale_ptr + row * SCALE_STRIDE, (scale.to(tl.int32, bitcast=True) & -16) | zero_point, mask=live)
+        tl.store(scale_ptr + 2 * row, (scale.to(tl.int32, bitcast=True) & -16) | zero_point, mask=live)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "tag_base"])
@@ -98,9 +97,6 @@ def write_kernel(
     BLOCK: tl.constexpr,
     ROW_STRIDE: tl.constexpr,
     VALUE_OFFSET: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    KEY_SCALE: tl.constexpr,
-    VALUE_SCALE: tl.constexpr,
     RANK: tl.constexpr,
     BITS: tl.constexpr,
     MAX_SCALE: tl.constexpr,
@@ -122,12 +118,12 @@ def write_kernel(
     value = tl.load(value_ptr + token[:, None] * value_stride + head * DIM + dim[None, :], mask=live[:, None], other=0.0)
     ROUNDED: tl.constexpr = key_ptr.dtype.element_ty
     write_half(
-        key.to(tl.float32), codes_ptr, scale_bits_ptr + KEY_SCALE, signs_ptr, row, live,
-        ROUNDED, FORMAT, DIM, LOG2_DIM, ROW_STRIDE, SCALE_STRIDE, TILE,
+        key.to(tl.float32), codes_ptr, scale_bits_ptr, signs_ptr, row, live,
+        ROUNDED, FORMAT, DIM, LOG2_DIM, ROW_STRIDE, TILE,
     )  # fmt: skip
     write_half(
-        value.to(tl.float32), codes_ptr + VALUE_OFFSET, scale_bits_ptr + VALUE_SCALE, signs_ptr, row, live,
-        ROUNDED, FORMAT, DIM, LOG2_DIM, ROW_STRIDE, SCALE_STRIDE, TILE,
+        value.to(tl.float32), codes_ptr + VALUE_OFFSET, scale_bits_ptr + 1, signs_ptr, row, live,
+        ROUNDED, FORMAT, DIM, LOG2_DIM, ROW_STRIDE, TILE,
     )  # fmt: skip
 
     if HAS_SKETCH:
@@ -162,6 +158,7 @@ def write(
     value: torch.Tensor,
     slot_mapping: torch.Tensor,
     rows: torch.Tensor,
+    row_scales: torch.Tensor | None,
     layout: KVLayout,
     sketch: Sketch | None = None,
     basis: SketchBasis | None = None,
@@ -173,15 +170,12 @@ def write(
     assert key.stride()[1:] == (dim, 1)
     assert value.stride()[1:] == (dim, 1)
     codes = rows.view({"bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}[layout.row_format])
-    quantised = layout.row_format != "bf16"
-    half = layout.value_offset // codes.element_size()
-    scale_bits = rows.view(torch.int32) if quantised else codes
     write_kernel[(triton.cdiv(tokens, TILE), heads)](
         key,
         value,
         slot_mapping,
         codes,
-        scale_bits,
+        codes if row_scales is None else row_scales.view(torch.int32),
         device_signs(dim, key.device) if layout.row_format == "int4" else codes,
         basis.key_map if basis else codes,
         basis.projected_mean if basis else codes,
@@ -198,10 +192,7 @@ def write(
         LOG2_DIM=dim.bit_length() - 1,
         BLOCK=layout.block_size,
         ROW_STRIDE=codes.shape[-1],
-        VALUE_OFFSET=half,
-        SCALE_STRIDE=layout.row_bytes // 4,
-        KEY_SCALE=layout.value_offset // 4 - 1,
-        VALUE_SCALE=layout.row_bytes // 4 - 1,
+        VALUE_OFFSET=codes.shape[-1] // 2,
         RANK=layout.sketch_rank,
         BITS=layout.sketch_bits,
         MAX_SCALE=FP16_MAX,

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,41 +55,36 @@ def ops() -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def sketch_of(layout: KVLayout) -> tuple[Sketch, SketchBasis]:
         heads, dim, rank = layout.num_kv_heads, layout.head_dim, layout.sketch_rank
-        maps = torch.zeros(heads, dim, rank)
-        codes = torch.zeros(layout.codes_shape(blocks), dtype=torch.uint8)
-        return Sketch(codes, torch.zeros(layout.scales_shape(blocks), dtype=torch.float16)), SketchBasis(torch.zeros(heads, dim), maps, maps)
+        maps, codes = torch.zeros(heads, dim, rank), torch.zeros(layout.codes_shape(blocks), dtype=torch.uint8)
+        scales = torch.zeros(layout.scales_shape(blocks), dtype=torch.float16)
+        return Sketch(codes, scales), SketchBasis(torch.zeros(heads, dim), maps, maps)
 
     def choose(layout: KVLayout, representatives: int) -> None:
         query = torch.zeros(16, layout.num_q_heads, layout.head_dim, dtype=torch.bfloat16)
         select.select(query, starts, seq_lens, table, *sketch_of(layout), layout, policy, layout.head_dim**-0.5, representatives)
 
     for representatives in (1, 2):
-        yield f"select 27B x{representatives}", lambda n=representatives: choose(large, n)
+        yield f"select 27B x{representatives}", partial(choose, large, representatives)
     for rank, bits in itertools.product((16, 32, 64, 128), (4, 8)):
-        yield f"select rank {rank} int{bits}", lambda rank=rank, bits=bits: choose(replace(small, sketch_rank=rank, sketch_bits=bits), 1)
+        yield f"select rank {rank} int{bits}", partial(choose, replace(small, sketch_rank=rank, sketch_bits=bits), 1)
 
     for shape, row_format in itertools.product((small, large), ("bf16", "int8", "int4")):
         layout = replace(shape, row_format=row_format)
         heads, dim, capacity = layout.num_kv_heads, layout.head_dim, policy.capacity
         rows = torch.zeros(layout.rows_shape(blocks), dtype=torch.uint8)
+        row_scales = torch.zeros(layout.row_scales_shape(blocks)) if layout.has_scales else None
         index = torch.zeros(requests, heads, capacity, dtype=torch.int32)
         selection = Selection(index, torch.zeros(requests, heads, dtype=torch.int32), torch.zeros(requests, heads))
         hot = HotSet.allocate(layout, 1024, index.numel(), "cpu")
-        key = torch.zeros(16, heads, dim, dtype=torch.bfloat16)
-        name = f"head_dim {dim} {row_format}"
-
-        def decode(tokens: int, layout: KVLayout = layout, selection: Selection = selection, rows: torch.Tensor = rows) -> None:
-            query = torch.zeros(tokens, layout.num_q_heads, layout.head_dim, dtype=torch.bfloat16)
-            attend.attend(
-                query, starts, seq_lens, rows.view(-1, layout.row_bytes), selection.indices, selection, layout, layout.head_dim**-0.5
-            )
-
-        yield f"attend {name}, 1 query", lambda decode=decode: decode(requests)
-        yield f"attend {name}, 8 queries", lambda decode=decode: decode(8 * requests)
-        yield f"fetch {name}", lambda *_, a=(selection, table, rows, layout, hot): fetch.fetch(*a)
-        slots = torch.zeros(16, dtype=torch.int64)
-        yield f"write {name}", lambda *_, a=(key, key, slots, rows, layout, *sketch_of(layout), hot): write.write(*a)
-        yield f"stage {name}", lambda *_, a=(rows, table, 0, 100, 900, layout, torch.empty_like(key), torch.empty_like(key)): stage.stage(*a)
+        name, flat_rows = f"head_dim {dim} {row_format}", rows.view(-1, layout.row_bytes)
+        for queries in (1, 8):
+            query = torch.zeros(queries * requests, layout.num_q_heads, dim, dtype=torch.bfloat16)
+            arguments = (query, starts, seq_lens, table, flat_rows, row_scales, index, selection, layout, dim**-0.5)
+            yield f"attend {name} x{queries}", partial(attend.attend, *arguments)
+        yield f"fetch {name}", partial(fetch.fetch, selection, table, rows, layout, hot)
+        key, slots = torch.zeros(16, heads, dim, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int64)
+        yield f"write {name}", partial(write.write, key, key, slots, rows, row_scales, layout, *sketch_of(layout), hot)
+        yield f"stage {name}", partial(stage.stage, rows, row_scales, table, 0, 100, 900, layout, key, key)
 
     out, lse = torch.zeros(4, 24, 256, dtype=torch.bfloat16), torch.zeros(4, 24)
     yield "merge", lambda: merge.merge(out, lse, out, lse)

@@ -9,14 +9,14 @@ from sparsekv.kernels.layout import KVLayout
 from sparsekv.kernels.rows import dequantise_rows, quantise_rows
 from sparsekv.kernels.sketch import Selection
 
-POISON = 0xFF  # as bytes of bf16 or of a float32 scale: NaN
+POISON = 0xFF  # as bytes of bf16: NaN
 
 
 class Case:
-    """A batch whose rows lie scattered in a flat buffer full of NaN, with only the selected ones filled in."""
+    """A batch whose rows lie scattered in a flat buffer, their scales in those of a pool; all else is poison."""
 
     def __init__(
-        self, device, lengths, q_lens, counts, *, row_format="int8", dim=64, heads=2, group=3, capacity=None, dtype=torch.bfloat16, seed=0
+        self, device, lengths, q_lens, counts, *, row_format="int8", dim=64, heads=2, group=3, capacity=None, tokens=None, dtype=torch.bfloat16, seed=0
     ):
         generator = torch.Generator().manual_seed(seed)
         self.layout = KVLayout(heads * group, heads, dim, row_format, sketch_rank=32)
@@ -34,13 +34,26 @@ class Case:
                 # Selections hold the newest tokens (the window), as a real one does.
                 newest = torch.arange(max(0, lengths[request] - n // 2), lengths[request])[-n:] if n else torch.arange(0)
                 older = torch.randperm(lengths[request] - len(newest), generator=generator)[: n - len(newest)]
-                indices[request, head, :n] = torch.cat([older, newest]).sort().values.int()
+                indices[request, head, :n] = torch.cat([older, newest]).sort().values.int() if tokens is None else torch.tensor(tokens)
                 row_index[request, head, :n], free = free[:n].int(), free[n:]
+        blocks = [-(-length // 128) for length in lengths]
+        pool = torch.randperm(sum(blocks) + 3, generator=generator).int()
+        self.block_table = torch.full((requests, max(*blocks, 1)), 2**31 - 1, dtype=torch.int32)
+        for request, used in enumerate(blocks):
+            self.block_table[request, :used], pool = pool[:used], pool[used:]
         key, value = (
             torch.randn(total, dim, generator=generator) * torch.rand(total, 1, generator=generator).mul(3).exp() for _ in range(2)
         )
         used = row_index[row_index >= 0].long()
-        self.flat_rows[used] = quantise_rows(key.bfloat16(), value.bfloat16(), self.layout)
+        self.flat_rows[used], scales = quantise_rows(key.bfloat16(), value.bfloat16(), self.layout)
+        self.row_scales = None
+        if scales is not None:
+            self.row_scales = torch.full(self.layout.row_scales_shape(sum(blocks) + 3), torch.nan)
+            request, head, _ = (row_index >= 0).nonzero(as_tuple=True)
+            token = indices[row_index >= 0].long()
+            self.row_scales[self.block_table[request, token // 128].long(), head, token % 128] = scales
+        self.plain = torch.zeros(2, len(self.flat_rows), dim)
+        self.plain[:, used] = torch.stack(dequantise_rows(self.flat_rows[used], scales, self.layout))
         self.q_lens, self.lengths = q_lens, lengths
         self.query = torch.randn(sum(q_lens), heads * group, dim, generator=generator).to(dtype)
         self.start = torch.tensor([0, *q_lens]).cumsum(0).int()
@@ -55,7 +68,9 @@ class Case:
             self.query.to(d),
             self.start.to(d),
             self.seq_lens.to(d),
+            self.block_table.to(d),
             self.flat_rows.to(d),
+            None if self.row_scales is None else self.row_scales.to(d),
             self.row_index.to(d),
             selection,
             self.layout,
@@ -73,7 +88,7 @@ class Case:
                     kv_head = head // self.layout.group_size
                     n = int(self.selection.counts[request, kv_head])
                     seen = self.selection.indices[request, kv_head, :n] <= length - q_len + q
-                    key, value = dequantise_rows(self.flat_rows[self.row_index[request, kv_head, :n][seen].long()], self.layout)
+                    key, value = self.plain[:, self.row_index[request, kv_head, :n][seen].long()]
                     if not seen.any():
                         continue
                     scores = key.double() @ self.query[start + q, head].double() * self.scale
@@ -141,9 +156,7 @@ def test_empty_selection_and_graph_padding(attend, device):
 
 def test_query_sees_only_later_tokens(attend, device):
     """Every selected token is a draft after the first query."""
-    case = Case(device, [100], [3], [2])
-    case.selection.indices[..., :2] = torch.tensor([98, 99], dtype=torch.int32)
-    case.check(attend)
+    Case(device, [100], [3], [2], tokens=[98, 99]).check(attend)
 
 
 @pytest.mark.parametrize("row_format", ["bf16", "int4"])
@@ -196,8 +209,19 @@ def test_graph_replay_follows_its_inputs(row_format):
         for real, lengths, counts in batches
     ]
     layout = cases[0].layout
-    shapes = {"query": (8, 6, 128), "start": (5,), "seq_lens": (4,), "flat_rows": (20_000, layout.row_bytes), "row_index": (4, 2, 1024)}
-    static = {name: torch.zeros(shape, dtype=getattr(cases[0], name).dtype, device="cuda") for name, shape in shapes.items()}
+    shapes = {
+        "query": (8, 6, 128),
+        "start": (5,),
+        "seq_lens": (4,),
+        "block_table": (4, 64),
+        "flat_rows": (20_000, layout.row_bytes),
+        "row_scales": layout.row_scales_shape(64),
+        "row_index": (4, 2, 1024),
+    }
+    static = {
+        name: None if getattr(cases[0], name) is None else torch.zeros(shape, dtype=getattr(cases[0], name).dtype, device="cuda")
+        for name, shape in shapes.items()
+    }
     indices, counts = (torch.zeros(shape, dtype=torch.int32, device="cuda") for shape in ((4, 2, 1024), (4, 2)))
     selection = Selection(indices, counts, torch.ones(4, 2, device="cuda"))
 
@@ -210,8 +234,10 @@ def test_graph_replay_follows_its_inputs(row_format):
         out, lse = step()
     for case in [*cases, cases[0]]:
         for name, tensor in static.items():
-            value = getattr(case, name)
-            tensor[: len(value)] = value.cuda()
+            if tensor is not None:
+                value = getattr(case, name)
+                part = tensor[: len(value), : value.shape[1]] if name == "block_table" else tensor[: len(value)]
+                part.copy_(value)
         selection.indices.copy_(case.selection.indices)
         selection.counts.copy_(case.selection.counts)
         out.fill_(torch.nan)

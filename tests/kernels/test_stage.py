@@ -23,13 +23,17 @@ def test_range(stage, device, row_format, dim, start, end):
     key, value = (torch.randn(2, 128 * used, 2, dim, generator=generator).bfloat16() * 3 for _ in range(2))
     table = torch.randperm(blocks, generator=generator)[: 2 * used].view(2, used)
     rows = torch.full(layout.rows_shape(blocks), 0xFF, dtype=torch.uint8)
+    row_scales = torch.full(layout.row_scales_shape(blocks), torch.nan) if layout.has_scales else None
     for request in range(2):
-        tokens = quantise_rows(key[request], value[request], layout)
+        tokens, scales = quantise_rows(key[request], value[request], layout)
         for i, block in enumerate(table[request].tolist()):
             rows[block] = tokens[i * 128 : (i + 1) * 128].transpose(0, 1)
+            if row_scales is not None:
+                row_scales[block] = scales[i * 128 : (i + 1) * 128].transpose(0, 1)
     key_out, value_out = (torch.full((end - start + 3, 2, dim), torch.nan, dtype=torch.bfloat16, device=device) for _ in range(2))
-    stage(rows.to(device), table.int().to(device), 1, start, end, layout, key_out, value_out)
-    expected = dequantise_rows(quantise_rows(key[1, start:end], value[1, start:end], layout), layout)
+    row_scales = None if row_scales is None else row_scales.to(device)
+    stage(rows.to(device), row_scales, table.int().to(device), 1, start, end, layout, key_out, value_out)
+    expected = dequantise_rows(*quantise_rows(key[1, start:end], value[1, start:end], layout), layout)
     for got, want in zip((key_out, value_out), expected, strict=True):
         torch.testing.assert_close(got[: end - start].cpu().float(), want.bfloat16().float(), rtol=1e-2, atol=1e-2)
         assert got[end - start :].isnan().all()
@@ -45,9 +49,13 @@ def test_pinned_pool_beyond_two_gib(row_format):
     generator = torch.Generator().manual_seed(0)
     key, value = (torch.randn(1280, 4, 256, generator=generator).bfloat16() for _ in range(2))
     table = torch.tensor([[0] * 10, list(range(blocks - 10, blocks))], dtype=torch.int32)
-    stored = quantise_rows(key, value, layout)
+    stored, scales = quantise_rows(key, value, layout)
+    row_scales = torch.full(layout.row_scales_shape(blocks), torch.nan, device="cuda") if layout.has_scales else None
+    if row_scales is not None:
+        row_scales[-10:] = scales.view(10, 128, 4, 2).transpose(1, 2).cuda()
     rows[-10:] = stored.view(10, 128, 4, -1).transpose(1, 2)
     key_out, value_out = (torch.full((1200, 4, 256), torch.nan, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    kernel.stage(rows, table.cuda(), 1, 37, 1237, layout, key_out, value_out)
-    for got, want in zip((key_out, value_out), dequantise_rows(stored[37:1237], layout), strict=True):
+    kernel.stage(rows, row_scales, table.cuda(), 1, 37, 1237, layout, key_out, value_out)
+    expected = dequantise_rows(stored[37:1237], None if scales is None else scales[37:1237], layout)
+    for got, want in zip((key_out, value_out), expected, strict=True):
         torch.testing.assert_close(got.cpu().float(), want.bfloat16().float(), rtol=1e-2, atol=1e-2)

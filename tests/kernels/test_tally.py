@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from sparsekv.kernels.policy import SelectionPolicy
 from sparsekv.kernels.tally import kernel, tally_reference
 

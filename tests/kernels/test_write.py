@@ -24,10 +24,11 @@ def make_basis(layout: KVLayout, seed: int = 0) -> SketchBasis:
     )
 
 
-def make_pool(layout: KVLayout, blocks: int = BLOCKS) -> tuple[torch.Tensor, Sketch]:
+def make_pool(layout: KVLayout, blocks: int = BLOCKS) -> tuple[torch.Tensor, torch.Tensor | None, Sketch]:
+    row_scales = torch.full(layout.row_scales_shape(blocks), float("nan")) if layout.has_scales else None
     rows = torch.full(layout.rows_shape(blocks), 0xA5, dtype=torch.uint8)
     codes = torch.full(layout.codes_shape(blocks), 0xA5, dtype=torch.uint8)
-    return rows, Sketch(codes, torch.full(layout.scales_shape(blocks), float("nan"), dtype=torch.float16))
+    return rows, row_scales, Sketch(codes, torch.full(layout.scales_shape(blocks), float("nan"), dtype=torch.float16))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -62,37 +63,49 @@ def test_only_the_given_slots_change(row_format: str) -> None:
     torch.manual_seed(1)
     layout = replace(LAYOUT, row_format=row_format)
     basis = make_basis(layout)
-    rows, sketch = make_pool(layout)
+    rows, row_scales, sketch = make_pool(layout)
     key, value = torch.randn(7, 2, 64), torch.randn(7, 2, 64)
     slots = torch.tensor([3 * 128 + 127, -1, 0, 128, -1, 4 * 128 + 5, 129])
-    write(key, value, slots, rows, layout, sketch, basis)
-    want_rows, (want_codes, want_scales) = quantise_rows(key, value, layout), encode_keys(key, basis, layout)
+    write(key, value, slots, rows, row_scales, layout, sketch, basis)
+    (want_rows, want_row_scales), (want_codes, want_scales) = quantise_rows(key, value, layout), encode_keys(key, basis, layout)
     flat_rows, flat_codes = rows.transpose(1, 2).flatten(0, 1), sketch.codes.transpose(1, 2).flatten(0, 1)
     flat_scales = sketch.scales.transpose(1, 2).flatten(0, 1)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             assert torch.equal(flat_rows[slot], want_rows[token])
+            if row_scales is not None:
+                assert torch.equal(row_scales[slot // 128, :, slot % 128], want_row_scales[token])
             assert torch.equal(flat_codes[slot], want_codes[token])
             assert torch.equal(flat_scales[slot], want_scales[token])
     untouched = torch.ones(BLOCKS * 128, dtype=torch.bool)
     untouched[slots[slots >= 0]] = False
     assert bool((flat_rows[untouched] == 0xA5).all())
+    assert row_scales is None or int(row_scales.isnan().sum()) == 4 * int(untouched.sum())
     assert bool((flat_codes[untouched] == 0xA5).all())
     assert bool(flat_scales[untouched].isnan().all())
 
 
+def test_quantised_rows_need_scales_and_bf16_has_none() -> None:
+    rows, row_scales, _ = make_pool(LAYOUT)
+    key, slots = torch.zeros(1, 2, 64), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="int8 rows need scales"):
+        write(key, key, slots, rows, None, LAYOUT)
+    with pytest.raises(ValueError, match="bf16 rows have no scales"):
+        write(key, key, slots, rows, row_scales, replace(LAYOUT, row_format="bf16"))
+
+
 def test_no_tokens_and_only_padding() -> None:
-    rows, sketch = make_pool(LAYOUT)
+    rows, row_scales, sketch = make_pool(LAYOUT)
     basis = make_basis(LAYOUT)
-    write(torch.empty(0, 2, 64), torch.empty(0, 2, 64), torch.empty(0, dtype=torch.int64), rows, LAYOUT, sketch, basis)
-    write(torch.randn(2, 2, 64), torch.randn(2, 2, 64), torch.tensor([-1, -1]), rows, LAYOUT, sketch, basis)
+    write(torch.empty(0, 2, 64), torch.empty(0, 2, 64), torch.empty(0, dtype=torch.int64), rows, row_scales, LAYOUT, sketch, basis)
+    write(torch.randn(2, 2, 64), torch.randn(2, 2, 64), torch.tensor([-1, -1]), rows, row_scales, LAYOUT, sketch, basis)
     assert bool((rows == 0xA5).all())
 
 
 def test_a_sketch_needs_its_basis() -> None:
-    rows, sketch = make_pool(LAYOUT)
+    rows, row_scales, sketch = make_pool(LAYOUT)
     with pytest.raises(ValueError, match="give both or neither"):
-        write(torch.zeros(1, 2, 64), torch.zeros(1, 2, 64), torch.zeros(1, dtype=torch.int64), rows, LAYOUT, sketch)
+        write(torch.zeros(1, 2, 64), torch.zeros(1, 2, 64), torch.zeros(1, dtype=torch.int64), rows, row_scales, LAYOUT, sketch)
 
 
 @pytest.mark.parametrize("row_format", ["bf16", "int8", "int4"])
@@ -107,15 +120,18 @@ def test_triton_writes_what_the_reference_writes(backend: str, device: str, row_
     key[5], value[6] = 0, 3.0
     slots = torch.randperm(BLOCKS * 128)[:37]
     slots[3] = -1
-    want, want_sketch = make_pool(layout)
-    write_reference(key, value, slots, want, layout, want_sketch, basis)
+    want, want_scales, want_sketch = make_pool(layout)
+    write_reference(key, value, slots, want, want_scales, layout, want_sketch, basis)
     if backend == "reference":
         return
-    rows, sketch = make_pool(layout)
+    rows, row_scales, sketch = make_pool(layout)
+    row_scales = None if row_scales is None else row_scales.to(device)
     rows, sketch = rows.to(device), Sketch(sketch.codes.to(device), sketch.scales.to(device))
     qkv = qkv.to(device)
-    kernel.write(qkv[:, 0], qkv[:, 1], slots.to(device), rows, layout, sketch, basis.to(device))
+    kernel.write(qkv[:, 0], qkv[:, 1], slots.to(device), rows, row_scales, layout, sketch, basis.to(device))
     assert torch.equal(rows.cpu(), want)
+    if row_scales is not None:
+        assert torch.equal(row_scales.cpu().view(torch.int32), want_scales.view(torch.int32))
     # The projection sums in another order: a code may land on the other side of a rounding.
     got, expected = decode_codes(sketch.codes.cpu(), layout).int(), decode_codes(want_sketch.codes, layout).int()
     assert (got - expected).abs().max() <= 1
