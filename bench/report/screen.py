@@ -110,6 +110,8 @@ def clean(words: str) -> str:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))  # through `Live`, which shows the cursor again
     console = Console(stderr=True)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False, redirect_stderr=False) as live:
         for line in sys.stdin:
