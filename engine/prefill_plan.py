@@ -10,8 +10,8 @@ from .step_cost import StepCost, StepLoad
 MIN_CHUNK = 32
 """Tokens below which a block is not split."""
 
-BURST = 2.0
-"""A step with decodes is no longer than this multiple of the target, if any chunk is short enough for that."""
+BURST = 1.8
+"""A step with decodes is planned no longer than this multiple of the target, if any chunk is short enough for that."""
 
 MIN_PREFILL_SHARE = 0.1
 """Share of the time that prefill gets where the decodes alone already exceed the target."""
@@ -49,9 +49,9 @@ class Prefill:
 class PrefillPlanner:
     """Decides each step's chunks.
 
-    **How much.** A step with decodes lasts at most `itl_target_ms`, by the learned cost. Chunks end at multiples of a
-    block, and one block may not fit: then prefill waits, every step below the target adds what it left to a reserve,
-    and the block runs once target and reserve pay for it. So the *mean* step meets the target. Where even a block alone
+    **How much.** Steps with decodes last `itl_target_ms` on average, by the learned cost. Chunks end at multiples of a
+    block and do not fill a step exactly: what a step leaves of the target goes to a reserve, and a block runs once
+    target and reserve pay for it; where one block takes longer than the target leaves, prefill waits for that. Where even a block alone
     would make a step longer than `BURST` targets, it is computed in halves or quarters. Without decodes the limit is
     `idle_step_ms`, and the first chunk always runs.
 
@@ -79,13 +79,14 @@ class PrefillPlanner:
             self._reserve_ms, self._owed = 0.0, {}
             return {}
         base = self.cost.mixed_base(decodes)
-        if decodes.decode_tokens:
-            limit, longest = self.settings.itl_target_ms + self._reserve_ms, self.settings.itl_target_ms * BURST
-        else:
-            limit = longest = self.settings.idle_step_ms
+        target, busy = self.settings.itl_target_ms, bool(decodes.decode_tokens)
+        longest = target * BURST if busy else self.settings.idle_step_ms
         quanta = {p.request_id: self._quantum(p, longest - base, max_tokens) for p in prefills}
-        granted = self._share(prefills, quanta, limit - base, max_tokens, must_run=not decodes.decode_tokens)
-        self._save(decodes, prefills, quanta, granted)
+        dearest = max(self.cost.chunk(p.start, _first_chunk(p, quanta[p.request_id])) for p in prefills)
+        lacking = max(base + dearest - target, 0.0)
+        limit = min(target + self._reserve_ms, max(longest, base + dearest)) if busy else longest
+        granted = self._share(prefills, quanta, limit - base, max_tokens, must_run=not busy)
+        self._save(decodes, prefills, granted, lacking)
         self._account(prefills, granted)
         return granted
 
@@ -127,15 +128,16 @@ class PrefillPlanner:
         owed = [(p, _to_boundary(p, int(self._owed.get(p.request_id, 0.0)), quanta[p.request_id])) for p in prefills if not p.urgent]
         return urgent + owed + [(p, p.remaining) for p in by_need]
 
-    def _save(self, decodes: StepLoad, prefills: Sequence[Prefill], quanta: dict[str, int], granted: dict[str, int]) -> None:
-        """Adds to the reserve what the step leaves of the target, up to what the dearest first chunk needs."""
-        target = self.settings.itl_target_ms
+    def _save(self, decodes: StepLoad, prefills: Sequence[Prefill], granted: dict[str, int], lacking: float) -> None:
+        """Adds to the reserve what the step leaves of the target, up to what the dearest first chunk lacks and a step's rest."""
+        if not decodes.decode_tokens:
+            self._reserve_ms = 0.0
+            return
+        target, pure_ms = self.settings.itl_target_ms, self.cost.predict(decodes)
+        rest = max(target - pure_ms, MIN_PREFILL_SHARE * pure_ms)
         chunks = tuple((p.start, granted[p.request_id]) for p in prefills if p.request_id in granted)
-        step_ms = self.cost.predict(replace(decodes, chunks=chunks))
-        left = target - step_ms if granted else max(target - step_ms, MIN_PREFILL_SHARE * step_ms)
-        dearest = max(self.cost.chunk(p.start, _first_chunk(p, quanta[p.request_id])) for p in prefills)
-        needed = self.cost.mixed_base(decodes) + dearest - target
-        self._reserve_ms = max(min(self._reserve_ms + left, needed), 0.0) if decodes.decode_tokens else 0.0
+        left = target - self.cost.predict(replace(decodes, chunks=chunks)) if granted else rest
+        self._reserve_ms = max(min(self._reserve_ms + left, lacking + rest), 0.0)
 
     def _account(self, prefills: Sequence[Prefill], granted: dict[str, int]) -> None:
         share = sum(granted.values()) / (2 * len(prefills))

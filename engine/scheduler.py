@@ -1,7 +1,7 @@
 """vLLM's asynchronous scheduler with fair prefill: a huge prompt does not freeze the others.
 
-`--scheduler-cls sparsekv.engine.scheduler.SparseScheduler`. No patch: it sorts `running` and `waiting` before vLLM's
-own `schedule` and lowers the tokens of single requests in a hook that `schedule` asks for each of them
+`--scheduler-cls sparsekv.engine.scheduler.SparseScheduler`. No patch: it sorts `running`, shows vLLM's own
+`schedule` only those waiting requests that may start, and lowers the tokens of single requests in a hook that `schedule` asks for each of them
 (`v1/core/sched/scheduler.py`: `_reserve_prefill_lookahead`, for hybrid models `_mamba_block_aligned_split` before it).
 Decodes are left alone; every prefill gets what `PrefillPlanner` grants. Requests start as `Admission` allows.
 """
@@ -70,8 +70,13 @@ class SparseScheduler(AsyncScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         # The youngest is last, and the last is whom vLLM preempts: the oldest always gets to its end.
         self.running.sort(key=_age)
-        self._plan()
+        started = self._plan()
+        # vLLM would go on to requests that may not start yet where one turns out to need a load first.
+        hidden = [(queue, _show_only(queue, started)) for queue in (self.waiting, *self._holding_queues())]
         output = super().schedule(*args, **kwargs)
+        for queue, requests in hidden:
+            for request in requests:
+                queue.add_request(request)
         self.max_num_scheduled_tokens = self._max_step_tokens
         self._steps.append((output, self._load(output), self.clock()))
         return output
@@ -80,7 +85,8 @@ class SparseScheduler(AsyncScheduler):
         self._learn(scheduler_output)
         return super().update_from_output(scheduler_output, *args, **kwargs)
 
-    def _plan(self) -> None:
+    def _plan(self) -> list[Request]:
+        """Sets the grants of this step; returns the waiting requests that start in it, in order."""
         decodes = [r for r in self.running if not r.is_prefill_chunk]
         load = StepLoad(sum(map(_step_tokens, decodes)), sum(r.num_computed_tokens for r in decodes))
         places = self._max_active - len(self.running) - self.num_waiting_for_streaming_input
@@ -93,13 +99,10 @@ class SparseScheduler(AsyncScheduler):
             if prefill.remaining == 1 and prefill.request_id in self._grants:
                 # vLLM pads the step of a request that resumes its decode to the width of speculation, or leaves it out.
                 self._grants[prefill.request_id] += self.num_spec_tokens
-        # Exactly what was planned: else vLLM goes on to requests that may not start yet.
+        # A resumed decode that vLLM leaves unpadded must not leave its room to others.
         self.max_num_scheduled_tokens = min(load.decode_tokens + sum(self._grants.values()), self._max_step_tokens)
-        for queue in self._holding_queues():
-            _move_to_front(queue, [r for r in loaded if r.request_id in self._grants])
-        started = [r for r in starting if r.request_id in self._grants]
-        _move_to_front(self.waiting, started)
-        self._count_overtaken(started)
+        self._count_overtaken([r for r in starting if r.request_id in self._grants])
+        return [r for r in (*loaded, *starting) if r.request_id in self._grants]
 
     def _startable(self, places: int) -> list[Request]:
         """Waiting requests that could start in this step, at most `places`.
@@ -252,8 +255,11 @@ def _step_tokens(request: Request) -> int:
     return max(request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens, 0)
 
 
-def _move_to_front(queue: RequestQueue, requests: Iterable[Request]) -> None:
-    requests = list(requests)
-    if requests:
-        queue.remove_requests(requests)
-        queue.prepend_requests(reversed(requests))
+def _show_only(queue: RequestQueue, shown: Iterable[Request]) -> list[Request]:
+    """Leaves those of the queue's requests that are `shown`, in that order; returns the others."""
+    queued = list(queue)
+    kept = [r for r in shown if r in queued]
+    queue.remove_requests(queued)
+    for request in kept:
+        queue.add_request(request)
+    return [r for r in queued if r not in kept]
