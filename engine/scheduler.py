@@ -1,9 +1,9 @@
 """vLLM's asynchronous scheduler with fair prefill: a huge prompt does not freeze the others.
 
-`--scheduler-cls sparsekv.engine.scheduler.SparseScheduler`. No patch: it sorts `running`, shows vLLM's own
-`schedule` only those waiting requests that may start, and lowers the tokens of single requests in a hook that `schedule` asks for each of them
-(`v1/core/sched/scheduler.py`: `_reserve_prefill_lookahead`, for hybrid models `_mamba_block_aligned_split` before it).
-Decodes are left alone; every prefill gets what `PrefillPlanner` grants. Requests start as `Admission` allows.
+`--scheduler-cls sparsekv.engine.scheduler.SparseScheduler`. No patch: it sorts `running`, shows vLLM's own `schedule`
+only those waiting requests that may start, and lowers the tokens of single requests in a hook that `schedule` asks for
+each of them (`v1/core/sched/scheduler.py`: `_reserve_prefill_lookahead`, for hybrid models `_mamba_block_aligned_split`
+before it). Decodes are left alone; every prefill gets what `PrefillPlanner` grants. Requests start as `Admission` allows.
 """
 
 from __future__ import annotations

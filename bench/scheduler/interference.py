@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,4 +110,4 @@ def _tokens(records: list[Record], begin: float, end: float) -> int:
 
 def _gaps(record: Record) -> list[tuple[float, float]]:
     steps = sorted(set(record.token_times))
-    return list(zip(steps, steps[1:], strict=False))
+    return list(itertools.pairwise(steps))
